@@ -1,0 +1,93 @@
+"""Frozen settings, validated once in ``__post_init__`` and never written again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Literal, TypeAlias, get_args
+
+from radixkv.errors import ConfigError
+
+PolicyName: TypeAlias = Literal["fcfs", "lpm"]
+POLICIES: tuple[str, ...] = get_args(PolicyName)
+MAX_PAGE_SIZE = 256
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """Everything the scheduler and the ledger need to know. Units stand in the names."""
+
+    num_pages: int
+    """Pages in the pool; the K/V store has one more, for padding."""
+    page_size: int = 16
+    """Tokens in a page: a power of two up to 256."""
+    max_running: int = 64
+    """Sequences that may run at once."""
+    max_batch_tokens: int = 1024
+    """Tokens computed in one step, prompt chunks and decodes together."""
+    decode_reserve_tokens: int = 32
+    """Room beyond its prompt that a request must find at admission (less where its max_tokens is less)."""
+    policy: PolicyName = "lpm"
+    """Order of the waiting queue: ``fcfs`` or ``lpm`` (longest cached prefix first)."""
+    max_skips: int = 64
+    """At most this many later arrivals may overtake a waiting request."""
+    max_wait_s: float = 30.0
+    """After this many seconds nothing overtakes a waiting request any more."""
+    min_wait_tokens: int = 32
+    """A request waits for a running one only if that will compute at least this many tokens of its prompt."""
+    max_candidates: int = 128
+    """Waiting requests whose hit is looked up in one step."""
+    max_pinned_pages: int = 0
+    """Budget of pages that pins may hold; 0 forbids pins."""
+    prefix_cache: bool = True
+    """False: the tree is a null tree; same kernels, every request computes its own prompt."""
+    eviction_memory: int = 1024
+    """How many evictions ``explain`` remembers."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name in ("policy", "prefix_cache"):
+                continue
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
+                raise ConfigError(f"{field.name} must be a number, got {value!r}")
+            if field.name != "max_wait_s" and not isinstance(value, int):
+                raise ConfigError(f"{field.name} must be a whole number, got {value!r}")
+        at_least_one = ("num_pages", "page_size", "max_running", "max_batch_tokens", "max_candidates")
+        for name in at_least_one:
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        at_least_zero = (
+            "decode_reserve_tokens", "max_skips", "max_wait_s", "min_wait_tokens", "max_pinned_pages",
+            "eviction_memory",
+        )  # fmt: skip
+        for name in at_least_zero:
+            if not getattr(self, name) >= 0:
+                raise ConfigError(f"{name} must be at least 0, got {getattr(self, name)}")
+        if self.page_size > MAX_PAGE_SIZE or self.page_size & (self.page_size - 1):
+            raise ConfigError(f"page_size must be a power of two up to {MAX_PAGE_SIZE}, got {self.page_size}")
+        if self.policy not in POLICIES:
+            raise ConfigError(f"policy must be one of {', '.join(POLICIES)}, got {self.policy!r}")
+        if not isinstance(self.prefix_cache, bool):
+            raise ConfigError(f"prefix_cache must be True or False, got {self.prefix_cache!r}")
+        if self.max_pinned_pages >= self.num_pages:
+            raise ConfigError(
+                f"max_pinned_pages must be below num_pages ({self.num_pages}), got {self.max_pinned_pages}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSpec:
+    """What the runtime needs to know of a loaded model."""
+
+    name: str
+    vocab_size: int
+    """Valid token ids are ``0 <= id < vocab_size``."""
+    num_layers: int
+    num_query_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_positions: int
+    """Longest sequence, prompt and output together."""
+    eos_token_ids: tuple[int, ...] = ()
+    dtype: str = "float32"
+    family: str = "llama"

@@ -1,0 +1,70 @@
+"""Every error that radixkv raises, as one tree.
+
+RadixKVError
+├── InvalidRequestError (ValueError)   the caller's input; raised before any work
+│   ├── RequestTooLargeError           can never fit: names what it needs and the limit
+│   └── DuplicateRequestError          a request id that is already in use
+├── ConfigError (ValueError)           a setting that makes no sense, with its value and the limit
+├── UnsupportedModelError              the load-time check refused a model, and says why
+├── ModelLoadError                     files missing, damaged or of an unknown kind
+├── OutOfPages                         the pool cannot supply the pages, even after eviction
+├── PinBudgetExceeded                  a pin would hold more pages than the budget allows
+├── EngineDeadError                    the engine has stopped for good; ``cause`` says why
+└── InternalError                      an invariant broke: our fault, never the caller's
+"""
+
+from __future__ import annotations
+
+
+class RadixKVError(Exception):
+    """Base of everything that radixkv raises on purpose."""
+
+
+class InvalidRequestError(RadixKVError, ValueError):
+    """The request itself is wrong. Raised before any work; other requests are untouched."""
+
+
+class RequestTooLargeError(InvalidRequestError):
+    """The request can never fit; the message names what it needs and the limit."""
+
+
+class DuplicateRequestError(InvalidRequestError):
+    """A request with this id is already waiting or running."""
+
+
+class ConfigError(RadixKVError, ValueError):
+    """A setting is out of range; the message names the setting, its value and the limit."""
+
+
+class UnsupportedModelError(RadixKVError):
+    """The model cannot be run exactly over the paged store; the message says why."""
+
+
+class ModelLoadError(RadixKVError):
+    """The model's files could not be read."""
+
+
+class OutOfPages(RadixKVError):
+    """The pool cannot supply ``needed`` pages; only ``available`` could be had, evictions included."""
+
+    def __init__(self, needed: int, available: int) -> None:
+        super().__init__(f"needs {needed} pages, only {available} are available")
+        self.needed = needed
+        self.available = available
+
+
+class PinBudgetExceeded(RadixKVError):
+    """A pin needs ``needed`` more pages than pins already hold; the budget has ``left`` left."""
+
+    def __init__(self, needed: int, left: int) -> None:
+        super().__init__(f"pin needs {needed} more pages, the pin budget has {left} left")
+        self.needed = needed
+        self.left = left
+
+
+class EngineDeadError(RadixKVError):
+    """The engine has stopped for good. ``__cause__`` is what killed it."""
+
+
+class InternalError(RadixKVError):
+    """An invariant does not hold. This is a bug in radixkv; the message carries the state."""

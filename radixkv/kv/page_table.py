@@ -1,0 +1,66 @@
+"""PageTable: one sequence's pages in position order. The only place that turns positions into slots."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from radixkv.types import PageIds, SlotMapping
+
+_MIN_CAPACITY = 8
+
+
+class PageTable:
+    """B1: position ``i`` lives in slot ``pages[i // page_size] * page_size + i % page_size``.
+    B2: each entry is one held reference. The table itself counts nothing."""
+
+    __slots__ = ("_buffer", "num_pages", "page_size")
+
+    def __init__(self, page_size: int, pages: PageIds | None = None) -> None:
+        self.page_size = page_size
+        self.num_pages = 0
+        self._buffer = np.empty(_MIN_CAPACITY, np.int32)
+        if pages is not None:
+            self.extend(pages)
+
+    @property
+    def pages(self) -> PageIds:
+        """``[num_pages]`` int32; a view, do not keep it."""
+        return self._buffer[: self.num_pages]
+
+    @property
+    def num_slots(self) -> int:
+        """Tokens that fit into the pages held."""
+        return self.num_pages * self.page_size
+
+    def extend(self, pages: PageIds) -> None:
+        need = self.num_pages + len(pages)
+        if need > len(self._buffer):
+            grown = np.empty(max(need, 2 * len(self._buffer)), np.int32)
+            grown[: self.num_pages] = self.pages
+            self._buffer = grown
+        self._buffer[self.num_pages : need] = pages
+        self.num_pages = need
+
+    def replace(self, start: int, pages: PageIds) -> None:
+        """Overwrite the entries from index ``start`` on with ``pages``; the length stays."""
+        assert start + len(pages) <= self.num_pages
+        self._buffer[start : start + len(pages)] = pages
+
+    def pop_from(self, start: int) -> PageIds:
+        """Cut the table down to ``start`` entries; returns a copy of what was cut."""
+        assert 0 <= start <= self.num_pages
+        cut = self.pages[start:].copy()
+        self.num_pages = start
+        return cut
+
+    def slot_mapping(self, start: int, stop: int) -> SlotMapping:
+        """Slots of positions ``start..stop-1`` as ``[stop - start]`` int64 (B1)."""
+        assert 0 <= start <= stop <= self.num_slots
+        positions = np.arange(start, stop, dtype=np.int64)
+        return (
+            self._buffer[positions // self.page_size] * np.int64(self.page_size) + positions % self.page_size
+        )
+
+    def check(self) -> None:
+        pages = self.pages
+        assert len(np.unique(pages)) == len(pages), f"B2: a page stands twice in a table: {pages.tolist()}"

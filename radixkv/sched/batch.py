@@ -1,0 +1,153 @@
+"""Batch and StepResult: all that crosses to the device and back. Frozen, plain numpy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from radixkv.sequence import FinishReason
+from radixkv.types import PageIds, SlotMapping, TokenIds
+
+
+@dataclass(frozen=True)
+class PageCopy:
+    """Copy the first ``num_tokens`` slots of page ``src`` to page ``dst``, in every layer, K and V.
+
+    C2: destinations of a batch are distinct; all sources are read before any is written, and all of it
+    happens before the forward.
+    """
+
+    src: int
+    dst: int
+    num_tokens: int
+
+
+@dataclass(frozen=True)
+class PrefixGroup:
+    """Sequences ``first_seq .. first_seq + num_seqs - 1`` of the batch (at least two) share their first
+    ``num_pages`` whole pages, whose tokens all lie before every row that those sequences compute."""
+
+    first_seq: int
+    num_seqs: int
+    num_pages: int
+
+
+@dataclass(frozen=True, eq=False)
+class SamplingRows:
+    """How to choose a token for each of the batch's ``sample_rows``; every array is ``[num_samples]``,
+    but for the sparse triples, whose ``*_row`` index ``sample_rows``."""
+
+    temperature: NDArray[np.float32]
+    top_k: NDArray[np.int32]
+    """``vocab_size`` where all are kept."""
+    top_p: NDArray[np.float32]
+    min_p: NDArray[np.float32]
+    draws: NDArray[np.float64]
+    """Uniform in [0, 1): a pure function of (seed, sample index, output position)."""
+    bias_row: NDArray[np.int64]
+    bias_token: NDArray[np.int64]
+    bias_value: NDArray[np.float32]
+    """Logit bias."""
+    seen_row: NDArray[np.int64]
+    seen_token: NDArray[np.int64]
+    seen_in_output: NDArray[np.int32]
+    """(row, token) pairs, each once, of rows with penalties: every token of prompt or output and how
+    often it stands in the output."""
+    repetition_penalty: NDArray[np.float32]
+    presence_penalty: NDArray[np.float32]
+    frequency_penalty: NDArray[np.float32]
+
+    @property
+    def all_greedy(self) -> bool:
+        return not bool(np.any(self.temperature > 0.0))
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """One step's work. Rows are tokens; sequence ``i`` owns ``query_indptr[i] .. query_indptr[i + 1] - 1``.
+
+    C1: complete; the executor never sees a Sequence. Sequences stand in this order: those that compute
+    more than one token (extend), then those that compute one (decode), each part in depth-first order of
+    shared pages. With ``S`` sequences and ``R`` rows:
+    """
+
+    page_size: int
+    seq_ids: NDArray[np.int64]
+    """``[S]`` request ids."""
+    token_ids: TokenIds
+    """``[R]``"""
+    positions: NDArray[np.int64]
+    """``[R]``"""
+    slot_mapping: SlotMapping
+    """``[R]`` slot each row's K/V is written to; never on a page that anybody else holds (W1)."""
+    query_indptr: NDArray[np.int32]
+    """``[S + 1]``"""
+    page_indptr: NDArray[np.int32]
+    """``[S + 1]`` into ``page_indices``."""
+    page_indices: PageIds
+    """Pages of each sequence up to and including the last row's page."""
+    last_page_len: NDArray[np.int32]
+    """``[S]`` valid tokens in the last page after this step, ``1..page_size``."""
+    sample_rows: NDArray[np.int64]
+    """Rows whose logits choose a token."""
+    sample_seqs: NDArray[np.int64]
+    """For each of ``sample_rows``, the index of its sequence (into ``seq_ids``)."""
+    sampling: SamplingRows
+    score_rows: NDArray[np.int64]
+    """Rows whose logits give the log-probability of ``score_targets``."""
+    score_targets: TokenIds
+    score_seqs: NDArray[np.int64]
+    """For each of ``score_rows``, the index of its sequence."""
+    page_copies: tuple[PageCopy, ...]
+    prefix_groups: tuple[PrefixGroup, ...]
+    """Disjoint, in order; a group never spans the border between extend and decode."""
+    num_extend_seqs: int
+    num_extend_rows: int
+
+    @property
+    def num_seqs(self) -> int:
+        return len(self.seq_ids)
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def seq_lens(self) -> NDArray[np.int64]:
+        """``[S]`` tokens of each sequence that are computed once this step is done."""
+        num_pages = np.diff(self.page_indptr).astype(np.int64)
+        return (num_pages - 1) * self.page_size + self.last_page_len
+
+
+@dataclass(frozen=True, eq=False)
+class StepResult:
+    """What a step gives back: ``sampled_ids`` aligned with ``sample_rows``, ``score_logprobs`` (float32,
+    natural log, of the raw logits) aligned with ``score_rows``."""
+
+    sampled_ids: TokenIds
+    score_logprobs: NDArray[np.float32] = field(default_factory=lambda: np.empty(0, np.float32))
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Token counts of one request; ``cached_tokens`` is counted once, at first admission."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+
+
+@dataclass(frozen=True)
+class SequenceOutput:
+    """What one sequence has new after a step. ``finish_reason`` is ``None`` while it goes on."""
+
+    request_id: int
+    new_token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None
+    usage: Usage
+    logprobs: tuple[float, ...] = ()
+    """Set on the last output: log-probabilities of the prompt from ``logprob_start`` on."""
+    error: BaseException | None = None
+    """Set where ``finish_reason`` is ``error``."""
