@@ -7,21 +7,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from radixkv.kv.page_copy import PageCopy
 from radixkv.sequence import FinishReason
 from radixkv.types import PageIds, SlotMapping, TokenIds
-
-
-@dataclass(frozen=True)
-class PageCopy:
-    """Copy the first ``num_tokens`` slots of page ``src`` to page ``dst``, in every layer, K and V.
-
-    C2: destinations of a batch are distinct; all sources are read before any is written, and all of it
-    happens before the forward.
-    """
-
-    src: int
-    dst: int
-    num_tokens: int
 
 
 @dataclass(frozen=True)
