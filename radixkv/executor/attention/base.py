@@ -31,6 +31,6 @@ class AttentionBackend(Protocol):
         """Write this layer's K/V, then attend.
 
         ``query`` is ``[R, num_query_heads, head_dim]``, ``key`` and ``value``
-        ``[R, num_kv_heads, head_dim]``; returns ``[R, num_query_heads, head_dim]``. A row at position ``p`` sees positions
-        ``max(0, p - sliding_window + 1) .. p`` (no window: ``0 .. p``).
+        ``[R, num_kv_heads, head_dim]``; returns ``[R, num_query_heads, head_dim]``. A row at position
+        ``p`` sees positions ``max(0, p - sliding_window + 1) .. p`` (no window: ``0 .. p``).
         """
