@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 NAMES = (
-    "Alice", "Bruno", "Clara", "David", "Elena", "Frank", "Grace", "Henry", "Irene", "Jacob", "Karen", "
-    ""Louis",
-    "Maria", "Nathan", "Olivia", "Peter", "Quinn", "Rosa", "Samuel", "Teresa", "Ursula", "Victor", "Wendy",
-    "Xavier", "Yusuf", "Zoe", "Arthur", "Bella", "Carlos", "Diana", "Edward", "Fiona", "George", "Hannah",
-    "Isaac", "Julia", "Kevin", "Laura", "Martin", "Nina",
+    "Alice", "Bruno", "Clara", "David", "Elena", "Frank", "Grace", "Henry", "Irene", "Jacob",
+    "Karen", "Louis", "Maria", "Nathan", "Olivia", "Peter", "Quinn", "Rosa", "Samuel", "Teresa",
+    "Ursula", "Victor", "Wendy", "Xavier", "Yusuf", "Zoe", "Arthur", "Bella", "Carlos", "Diana",
+    "Edward", "Fiona", "George", "Hannah", "Isaac", "Julia", "Kevin", "Laura", "Martin", "Nina",
 )  # fmt: skip
 _FRUITS = ("apples", "pears", "plums", "peaches", "lemons", "oranges")
 _GOODS = ("candles", "notebooks", "postcards", "mugs", "scarves", "puzzles")
