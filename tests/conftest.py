@@ -1,10 +1,14 @@
-"""Hypothesis profiles and the ``--long`` flag.
+"""Hypothesis profiles and the ``--long`` and ``--data FOLDER`` flags.
 
 ``ci`` (the default): the same examples on every run, no deadline, nothing kept on disk. ``--long``: many
-more steps, of the state machine above all.
+more steps, of the state machine above all. ``--data`` (or ``RADIXKV_DATA``) names a folder of real data sets;
+without it the tests that read them are deselected, not skipped.
 """
 
 from __future__ import annotations
+
+import os
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -21,9 +25,11 @@ settings.register_profile("long", settings.get_profile("ci"), max_examples=2000)
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="run the long forms of the random tests")
+    parser.addoption("--data", metavar="FOLDER", help="real data sets; enables the tests marked needs_data")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "needs_data: reads the folder that --data names")
     settings.load_profile("long" if config.getoption("--long") else "ci")
 
 
@@ -31,3 +37,29 @@ def pytest_configure(config: pytest.Config) -> None:
 def long_run(request: pytest.FixtureRequest) -> bool:
     """Whether ``--long`` was given."""
     return bool(request.config.getoption("--long"))
+
+
+def _data_folder(config: pytest.Config) -> Path | None:
+    name = config.getoption("--data") or os.environ.get("RADIXKV_DATA")
+    if not name:
+        return None
+    if not Path(name).is_dir():
+        raise pytest.UsageError(f"--data (or RADIXKV_DATA): {name!r} is not a folder")
+    return Path(name)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if _data_folder(config) is not None:
+        return
+    left_out = [item for item in items if item.get_closest_marker("needs_data")]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("needs_data")]
+
+
+@pytest.fixture
+def data_folder(request: pytest.FixtureRequest) -> Path:
+    """The folder that ``--data`` or ``RADIXKV_DATA`` names. Mark the test ``needs_data``."""
+    folder = _data_folder(request.config)
+    assert folder is not None, "mark tests that take data_folder with pytest.mark.needs_data"
+    return folder
