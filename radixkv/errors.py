@@ -62,6 +62,14 @@ class PinBudgetExceeded(RadixKVError):
         self.left = left
 
 
+class NonFiniteLogitsError(RadixKVError):
+    """The model's logits are NaN or infinite for the requests in ``request_ids``."""
+
+    def __init__(self, request_ids: tuple[int, ...]) -> None:
+        super().__init__(f"logits are not finite for requests {', '.join(map(str, request_ids))}")
+        self.request_ids = request_ids
+
+
 class EngineDeadError(RadixKVError):
     """The engine has stopped for good. ``__cause__`` is what killed it."""
 
