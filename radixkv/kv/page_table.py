@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from radixkv.types import PageIds, SlotMapping
 
 _MIN_CAPACITY = 8
+
+
+def slots_of(
+    pages: PageIds, positions: NDArray[np.int64], page_size: int, first_page: NDArray[np.int64] | int = 0
+) -> SlotMapping:
+    """Slots of ``positions``, ``[n]`` int64 (B1). ``pages`` may hold the tables of several sequences on end;
+    ``first_page`` then says where each position's table begins in it."""
+    return pages[first_page + positions // page_size] * np.int64(page_size) + positions % page_size
 
 
 class PageTable:
@@ -57,9 +66,7 @@ class PageTable:
         """Slots of positions ``start..stop-1`` as ``[stop - start]`` int64 (B1)."""
         assert 0 <= start <= stop <= self.num_slots
         positions = np.arange(start, stop, dtype=np.int64)
-        return (
-            self._buffer[positions // self.page_size] * np.int64(self.page_size) + positions % self.page_size
-        )
+        return slots_of(self._buffer, positions, self.page_size)
 
     def check(self) -> None:
         pages = self.pages
