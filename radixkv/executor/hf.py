@@ -1,0 +1,164 @@
+"""HFExecutor: runs a Batch with a Hugging Face model over the paged store."""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+
+from radixkv.config import ModelSpec
+from radixkv.errors import ConfigError, NonFiniteLogitsError
+from radixkv.executor.attention import make_backend
+from radixkv.executor.kv_store import KVStore
+from radixkv.executor.loaded_model import LoadedModel
+from radixkv.executor.memory import num_pages_for
+from radixkv.executor.prepared import prepare
+from radixkv.executor.sampler import sample
+from radixkv.executor.threads import set_num_threads
+from radixkv.sched.batch import Batch, StepResult
+
+__all__ = ["HFExecutor", "num_pages_for"]
+
+SCORE_CHUNK_BYTES = 64 * 2**20
+"""Bound of the float32 logits that exist at once while prompts are scored."""
+
+
+class HFExecutor:
+    """A ``ModelExecutor``: its own K/V store and attention backend over a model that may be shared.
+
+    It keeps no state of any request (A1). One ``execute`` at a time, also among the executors that share
+    a ``LoadedModel``.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        *,
+        num_pages: int,
+        page_size: int = 16,
+        attention: str = "cpu",
+        num_threads: int | None = None,
+        pack: bool | None = None,
+    ) -> None:
+        """``num_threads``: see ``set_num_threads``. ``pack``: see ``prepare``; only the first executor of a
+        model decides it.
+
+        Raises ``UnsupportedModelError`` when the model does not pass the checks at load, ``ConfigError``
+        for a setting that is out of range.
+        """
+        self.num_threads = set_num_threads(num_threads)
+        self._prepared = prepare(loaded, attention=attention, pack=pack)
+        self.store = KVStore(
+            loaded.spec,
+            num_pages=num_pages,
+            page_size=page_size,
+            dtype=self._prepared.dtype,
+            device=self._prepared.device,
+        )
+        self.attention = attention
+        self._backend = make_backend(attention, self.store)
+        self._seconds = dict.fromkeys(("copies", "matmul", "attention", "rest", "sampling", "total"), 0.0)
+        self._num_steps = 0
+        self._num_rows = 0
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self.store.spec
+
+    @property
+    def num_pages(self) -> int:
+        return self.store.num_pages
+
+    @property
+    def page_size(self) -> int:
+        return self.store.page_size
+
+    def execute(self, batch: Batch) -> StepResult:
+        """Page copies, plan, one flat forward, then logits of the sample and score rows only.
+
+        Raises ``NonFiniteLogitsError``, naming the requests, when the model gives NaN or infinity.
+        """
+        if batch.page_size != self.page_size:
+            raise ConfigError(f"the batch has pages of {batch.page_size} tokens, the store {self.page_size}")
+        assert int(batch.positions.max()) < self.spec.max_positions, "the scheduler refuses such a request"
+        times = self._prepared.times
+        matmul, attention = times.matmul, times.attention
+        start = perf_counter()
+        with torch.inference_mode():
+            self.store.copy_pages(batch.page_copies)
+            copied = perf_counter()
+            self._backend.plan(batch)
+            planned = perf_counter()
+            hidden = self._prepared.forward(
+                self._tensor(batch.token_ids).long(), self._tensor(batch.positions), self._backend
+            )
+            logits = self._logits(hidden, batch.sample_rows)
+            forwarded = perf_counter()
+            sampled_ids = sample(logits, batch.sampling, batch.seq_ids[batch.sample_seqs])
+            sampled = perf_counter()
+            score_logprobs = self._score(hidden, batch)
+        end = perf_counter()
+        matmul, attention = times.matmul - matmul, times.attention - attention + (planned - copied)
+        self._add(
+            copies=copied - start,
+            matmul=matmul,
+            attention=attention,
+            rest=end - sampled + forwarded - copied - matmul - attention,
+            sampling=sampled - forwarded,
+            total=end - start,
+        )
+        self._num_steps += 1
+        self._num_rows += batch.num_rows
+        return StepResult(sampled_ids, score_logprobs)
+
+    def _tensor(self, values: Any) -> torch.Tensor:
+        return torch.as_tensor(values, device=self.store.device)
+
+    def _logits(self, hidden: torch.Tensor, rows: Any) -> torch.Tensor:
+        if len(rows) == 0:
+            return hidden.new_empty(0, self.spec.vocab_size)
+        return self._prepared.logits(hidden[self._tensor(rows)])
+
+    def _score(self, hidden: torch.Tensor, batch: Batch) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """Log-probability of each score row's target, a bounded number of rows at a time."""
+        num_rows = len(batch.score_rows)
+        logprobs = np.empty(num_rows, np.float32)
+        chunk = max(1, SCORE_CHUNK_BYTES // (4 * self.spec.vocab_size))
+        for first in range(0, num_rows, chunk):
+            part = slice(first, min(first + chunk, num_rows))
+            logits = self._logits(hidden, batch.score_rows[part]).float()
+            targets = self._tensor(batch.score_targets[part]).long()
+            picked = logits.gather(1, targets[:, None])[:, 0] - torch.logsumexp(logits, dim=1)
+            logprobs[part] = picked.cpu().numpy()
+        bad = ~np.isfinite(logprobs)
+        if bad.any():
+            request_ids = batch.seq_ids[batch.score_seqs[bad]]
+            raise NonFiniteLogitsError(tuple(dict.fromkeys(request_ids.tolist())))
+        return logprobs
+
+    def _add(self, **seconds: float) -> None:
+        for name, value in seconds.items():
+            self._seconds[name] += value
+
+    def check(self) -> None:
+        """The store is whole."""
+        self.store.check()
+
+    def stats(self) -> dict[str, Any]:
+        """Steps, rows, and cumulative ``seconds_*``: page ``copies``, ``matmul`` (linear layers, head
+        included), ``attention`` (plan, K/V writes and attention), ``rest`` of the forward (Python and
+        elementwise work), ``sampling``, and ``total``, which is their sum."""
+        packing = self._prepared.packing
+        return {
+            "num_steps": self._num_steps,
+            "num_rows": self._num_rows,
+            **{f"seconds_{name}": value for name, value in self._seconds.items()},
+            "attention": self.attention,
+            "num_threads": self.num_threads,
+            "num_linears": self._prepared.num_linears,
+            "packed": packing.use,
+            "packing_reason": packing.reason,
+            "store": self.store.stats(),
+        }
