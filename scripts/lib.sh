@@ -31,7 +31,7 @@ Install one (on Debian or Ubuntu: apt-get install python3 python3-venv), or name
 }
 
 make_venv() {
-  [ -x "$PY" ] && return
+  [ -x "$PY" ] && "$PY" -c 'import pip' 2>/dev/null && return
   local python
   python=$(find_python)
   say "Making a virtual environment in $VENV with $("$python" --version) ($python)"
@@ -71,7 +71,7 @@ announce_torch() {
   local report=$1 line
   line=$(grep -E '^torch==' "$ROOT/constraints.txt")
   say "Looking up what '$line' means on this machine ..."
-  pip_quietly install --dry-run --report "$report" "$line" ||
+  "$PY" -m pip --disable-pip-version-check install -qq --dry-run --report "$report" "$line" >&2 ||
     die "pip could not find $line for $("$PY" --version). Is the package index reachable? pip's message is above."
   "$PY" - "$report" <<'PYTHON' && return
 import json, sys
