@@ -4,6 +4,7 @@ RadixKVError
 ├── InvalidRequestError (ValueError)   the caller's input; raised before any work
 │   ├── RequestTooLargeError           can never fit: names what it needs and the limit
 │   └── DuplicateRequestError          a request id that is already in use
+├── MisuseError (ValueError)           a part of the ledger was called against its contract
 ├── ConfigError (ValueError)           a setting that makes no sense, with its value and the limit
 ├── UnsupportedModelError              the load-time check refused a model, and says why
 ├── ModelLoadError                     files missing, damaged or of an unknown kind
@@ -30,6 +31,11 @@ class RequestTooLargeError(InvalidRequestError):
 
 class DuplicateRequestError(InvalidRequestError):
     """A request with this id is already waiting or running."""
+
+
+class MisuseError(RadixKVError, ValueError):
+    """The calling code broke a contract of the ledger (a page freed twice, a step out of order). Raised
+    before anything was changed."""
 
 
 class ConfigError(RadixKVError, ValueError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from radixkv.kv.invariant import require
 from radixkv.types import PageIds, SlotMapping
 
 _MIN_CAPACITY = 8
@@ -69,5 +70,12 @@ class PageTable:
         return slots_of(self._buffer, positions, self.page_size)
 
     def check(self) -> None:
+        """B2: no page stands twice; raises ``InternalError``."""
         pages = self.pages
-        assert len(np.unique(pages)) == len(pages), f"B2: a page stands twice in a table: {pages.tolist()}"
+        require(
+            len(np.unique(pages)) == len(pages), "B2", f"a page stands twice in a table: {pages.tolist()}"
+        )
+        require(pages.min(initial=0) >= 0, "B2", f"a table holds a negative page id: {pages.tolist()}")
+
+    def stats(self) -> dict[str, int]:
+        return {"num_pages": self.num_pages, "num_slots": self.num_slots}

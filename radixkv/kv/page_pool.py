@@ -1,0 +1,116 @@
+"""PagePool: which pages are free, and how many holders each page has."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from radixkv.errors import ConfigError, MisuseError, OutOfPages
+from radixkv.kv.invariant import require
+from radixkv.types import PageIds
+
+
+class PagePool:
+    """Owns every reference count. A page is an int; what a holder is, the pool does not know.
+
+    P1: a page's count is 0 exactly when it stands on the free stack, once.
+    P2: ``incref`` and ``decref`` act on live pages only.
+    P3: the ids within one call are distinct (numpy would count a repeated id once).
+
+    The K/V store has one page more than the pool, for padding; the pool does not know it. Misuse raises
+    ``MisuseError`` before anything was changed.
+    """
+
+    def __init__(self, num_pages: int) -> None:
+        if isinstance(num_pages, bool) or not isinstance(num_pages, int) or num_pages < 1:
+            raise ConfigError(f"num_pages must be a whole number of at least 1, got {num_pages!r}")
+        self.num_pages = num_pages
+        self._count = np.zeros(num_pages, np.int32)
+        self._stack = np.arange(num_pages - 1, -1, -1, dtype=np.int32)
+        self._num_free = num_pages
+        self._mark = np.zeros(num_pages, np.int32)  # scratch of the P3 test, no state
+        self._ref_count = self._count.view()
+        self._ref_count.flags.writeable = False
+
+    @property
+    def num_free(self) -> int:
+        """Pages that nobody holds."""
+        return self._num_free
+
+    @property
+    def ref_count(self) -> NDArray[np.int32]:
+        """``[num_pages]`` holders of each page; a read-only view that follows the pool."""
+        return self._ref_count
+
+    def allocate(self, num_pages: int) -> PageIds:
+        """``num_pages`` free pages, each with one holder now: all or nothing.
+
+        Raises ``OutOfPages`` when fewer are free; nothing is changed then.
+        """
+        if num_pages < 0:
+            raise MisuseError(f"cannot allocate {num_pages} pages")
+        if num_pages > self._num_free:
+            raise OutOfPages(num_pages, self._num_free)
+        top = self._num_free
+        pages = self._stack[top - num_pages : top][::-1].copy()
+        self._num_free = top - num_pages
+        self._count[pages] = 1
+        return pages
+
+    def incref(self, pages: PageIds) -> None:
+        """One holder more for each of ``pages``, which are live (P2) and distinct (P3)."""
+        if len(pages) == 0:
+            return
+        self._check_call(pages)
+        self._count[pages] += 1
+
+    def decref(self, pages: PageIds) -> None:
+        """One holder less for each of ``pages``; those without a holder are free again."""
+        if len(pages) == 0:
+            return
+        self._check_call(pages)
+        left = self._count[pages] - 1
+        self._count[pages] = left
+        freed = pages[left == 0]
+        if len(freed):
+            top = self._num_free
+            self._stack[top : top + len(freed)] = freed[::-1]
+            self._num_free = top + len(freed)
+
+    def _check_call(self, pages: PageIds) -> None:
+        if pages.dtype != np.int32 or pages.ndim != 1:
+            raise MisuseError(f"page ids are a flat int32 array, got {pages.dtype} of shape {pages.shape}")
+        if int(pages.view(np.uint32).max()) >= self.num_pages:
+            raise MisuseError(f"page ids must lie in 0..{self.num_pages - 1}, got {_some(pages)}")
+        if int(self._count[pages].min()) < 1:
+            raise MisuseError(f"P2: page {int(pages[self._count[pages].argmin()])} is free already")
+        if len(pages) > 1:
+            order = np.arange(len(pages), dtype=np.int32)
+            self._mark[pages] = order
+            if not np.array_equal(self._mark[pages], order):
+                raise MisuseError(f"P3: a page stands twice in one call: {_some(pages)}")
+
+    def check(self) -> None:
+        """Verify P1 from scratch; raises ``InternalError``."""
+        free = self._stack[: self._num_free]
+        require(0 <= self._num_free <= self.num_pages, "P1", self.stats())
+        require(len(np.unique(free)) == len(free), "P1", f"a page is on the free stack twice: {_some(free)}")
+        require(
+            bool((self._count >= 0).all()), "P2", f"negative counts: {_some(np.flatnonzero(self._count < 0))}"
+        )
+        on_stack = np.zeros(self.num_pages, np.bool_)
+        on_stack[free] = True
+        wrong = np.flatnonzero(on_stack != (self._count == 0))
+        require(len(wrong) == 0, "P1", f"count and free stack disagree on pages {_some(wrong)}")
+
+    def stats(self) -> dict[str, int]:
+        return {
+            "num_pages": self.num_pages,
+            "num_free": self._num_free,
+            "num_live": self.num_pages - self._num_free,
+            "num_references": int(self._count.sum()),
+        }
+
+
+def _some(pages: NDArray[np.integer]) -> list[int]:
+    return [int(page) for page in pages[:16]]
