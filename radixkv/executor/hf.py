@@ -91,9 +91,7 @@ class HFExecutor:
             copied = perf_counter()
             self._backend.plan(batch)
             planned = perf_counter()
-            hidden = self._prepared.forward(
-                self._tensor(batch.token_ids).long(), self._tensor(batch.positions), self._backend
-            )
+            hidden = self._forward(batch)
             logits = self._logits(hidden, batch.sample_rows)
             forwarded = perf_counter()
             sampled_ids = sample(logits, batch.sampling, batch.seq_ids[batch.sample_seqs])
@@ -112,6 +110,18 @@ class HFExecutor:
         self._num_steps += 1
         self._num_rows += batch.num_rows
         return StepResult(sampled_ids, score_logprobs)
+
+    def logits(self, batch: Batch) -> torch.Tensor:
+        """The step without sampling: float32 logits of every row, ``[R, vocab_size]``. K/V is written as in
+        ``execute``; ``stats`` does not count it. For comparing with plain runs."""
+        with torch.inference_mode():
+            self.store.copy_pages(batch.page_copies)
+            self._backend.plan(batch)
+            return self._prepared.logits(self._forward(batch)).float()
+
+    def _forward(self, batch: Batch) -> torch.Tensor:
+        token_ids = self._tensor(batch.token_ids).long()
+        return self._prepared.forward(token_ids, self._tensor(batch.positions), self._backend)
 
     def _tensor(self, values: Any) -> torch.Tensor:
         return torch.as_tensor(values, device=self.store.device)
