@@ -1,0 +1,39 @@
+"""Counters: what a scheduler has done since it was made. They only grow."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+
+@dataclass
+class Counters:
+    """N1: ``num_added = num_finished + num_aborted + num_failed + waiting + running``."""
+
+    num_added: int = 0
+    num_finished: int = 0
+    """Ended by ``stop`` or ``length``."""
+    num_aborted: int = 0
+    num_failed: int = 0
+    num_refused: int = 0
+    """Not added: the request was wrong or could never fit."""
+    num_preemptions: int = 0
+    num_steps: int = 0
+    """Batches whose results arrived."""
+    num_undone_steps: int = 0
+    """Batches that failed or were interrupted."""
+    prompt_tokens: int = 0
+    """Of requests admitted, counted once, at first admission; so are ``cached_tokens``."""
+    cached_tokens: int = 0
+    prompt_tokens_computed: int = 0
+    """Those computed again after a preemption included."""
+    output_tokens: int = 0
+    schedule_cpu_s: float = 0.0
+    update_cpu_s: float = 0.0
+
+    @property
+    def hit_rate(self) -> float:
+        """Cached prompt tokens over prompt tokens; 0.0 before any prompt."""
+        return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
+
+    def stats(self) -> dict[str, int | float]:
+        return {**asdict(self), "hit_rate": self.hit_rate}

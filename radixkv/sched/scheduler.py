@@ -1,0 +1,455 @@
+"""Scheduler: queues, budgets, preemption. No tensors, no text."""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+
+from radixkv.config import EngineConfig, ModelSpec
+from radixkv.errors import DuplicateRequestError, InvalidRequestError, OutOfPages
+from radixkv.kv.manager import KVCacheManager
+from radixkv.sampling import MAX_SEED
+from radixkv.sched.batch import Batch, SequenceOutput, StepResult, Usage
+from radixkv.sched.batch_builder import build_batch
+from radixkv.sched.counters import Counters
+from radixkv.sched.limits import refuse_unfit
+from radixkv.sched.policy import needs_hits, order_of
+from radixkv.sched.sharing import end_of_chunk, leader_of
+from radixkv.sched.waiting import WaitingQueue
+from radixkv.sequence import FinishReason, Request, Sequence, Status
+
+
+class Scheduler:
+    """Turns requests into one batch per step, and a step's result into outputs.
+
+    There are no phases: a running sequence computes what it lacks, a chunk of its prompt or one token.
+
+    - D1 a sequence is in exactly one of waiting, running, finished.
+    - D2 a step never computes more than ``max_batch_tokens``; a request that can never fit is refused in
+      ``add``. Every running sequence computes at least one token in every step.
+    - D3 after an abort, ``release`` runs once, whatever the state. While a batch is out (between ``schedule``
+      and ``update``, ``fail`` or ``undo``) nothing is released; an abort then takes effect at its return.
+    - D4 at most ``max_skips`` later arrivals are admitted before a request, and after ``max_wait_s`` none is,
+      whatever the policy. A preempted sequence that resumes has been counted at its first admission.
+
+    Admission takes the pages of the whole remaining prompt and of a decode reserve at once. When decoding runs
+    out of pages, the victim is the running sequence with the fewest preemptions, of those the latest arrival;
+    it gives up its pages (what was computed stays in the tree while there is room), keeps its tokens, and goes
+    to the front of the queue (for its first ``MAX_BOOSTS`` preemptions). The last running sequence is never
+    preempted; by D2 it always has room, unless somebody outside holds pages, and then it fails with
+    ``OutOfPages``. A step that preempts admits nobody.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        kv: KVCacheManager,
+        spec: ModelSpec,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.config = config
+        self.spec = spec
+        self.kv = kv
+        self.counters = Counters()
+        self._clock = clock
+        self._order = order_of(config.policy)
+        self._max_running = min(config.max_running, config.max_batch_tokens)  # each computes a token per step
+        self._min_shared = max(config.page_size, config.min_wait_tokens)
+        self._queue = WaitingQueue()
+        self._live: dict[int, Sequence] = {}  # waiting and running, by request id
+        self._running: dict[int, Sequence] = {}  # in order of admission
+        self._in_flight: Batch | None = None
+        self._abort_later: set[int] = set()
+        self._outputs: list[SequenceOutput] = []  # ended outside ``update``
+        self._hits: dict[int, int] = {}  # by request id; of tree version ``_hits_version``
+        self._hits_version = -1
+        self._num_arrivals = 0
+
+    # Requests in and out
+
+    def add(self, request: Request) -> None:
+        """Put ``request`` into the queue. Raises ``InvalidRequestError`` or one of its kinds, having changed
+        nothing, where its id is in use, a token lies outside the vocabulary, or it can never fit."""
+        try:
+            if request.request_id in self._live:
+                raise DuplicateRequestError(f"request id {request.request_id} is already in use")
+            refuse_unfit(request, self.config, self.spec)
+        except InvalidRequestError:
+            self.counters.num_refused += 1
+            raise
+        if request.sampling.temperature > 0.0 and request.sampling.seed is None:
+            seeded = dataclasses.replace(request.sampling, seed=secrets.randbelow(MAX_SEED + 1))
+            request = dataclasses.replace(request, sampling=seeded)
+        seq = Sequence(request, self.config.page_size, self._clock(), self._num_arrivals)
+        self._num_arrivals += 1
+        self._live[request.request_id] = seq
+        self._queue.add(seq)
+        self.counters.num_added += 1
+
+    def abort(self, request_id: int) -> SequenceOutput | None:
+        """End a request. Returns its final output; ``None`` where there is no such request (any more), or
+        where its batch is out: then the final output is among those of ``update``."""
+        seq = self._live.get(request_id)
+        if seq is None:
+            return None
+        if self._in_flight is not None and request_id in self._running:
+            self._abort_later.add(request_id)
+            return None
+        return self._end(seq, "abort")
+
+    def take_outputs(self) -> list[SequenceOutput]:
+        """Final outputs of requests that ended in ``schedule`` or ``undo``; each is given once."""
+        outputs, self._outputs = self._outputs, []
+        return outputs
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._live or self._outputs)
+
+    # One step
+
+    def schedule(self) -> Batch | None:
+        """The next batch, which is then out until ``update``, ``fail`` or ``undo``; ``None`` where nothing
+        can be computed. Requests may end here: see ``take_outputs``."""
+        assert self._in_flight is None, "the last batch has not come back"
+        with self._timed("schedule_cpu_s"):
+            self.kv.expire_pins()
+            preempted = self._reserve_for_running()
+            grants = self._grant_running()
+            if not preempted:
+                self._admit(grants)
+            if not grants:
+                return None
+            self._shape_cut_chunks(grants)
+            self._in_flight = build_batch(
+                grants,
+                self.kv.take_copies(),
+                page_size=self.config.page_size,
+                vocab_size=self.spec.vocab_size,
+            )
+            return self._in_flight
+
+    def update(self, batch: Batch, result: StepResult) -> list[SequenceOutput]:
+        """Take in what ``batch`` computed; outputs of the sequences that have something new or have ended."""
+        with self._timed("update_cpu_s"):
+            sequences = self._take_back(batch)
+            self.counters.num_steps += 1
+            self._take_logprobs(batch, result, sequences)
+            sampled = dict(zip(batch.sample_seqs.tolist(), result.sampled_ids.tolist(), strict=True))
+            counts = (batch.query_indptr[1:] - batch.query_indptr[:-1]).tolist()
+            outputs = []
+            for i, (seq, count) in enumerate(zip(sequences, counts, strict=True)):
+                prompt_left = seq.num_prompt - seq.num_computed
+                self.counters.prompt_tokens_computed += max(0, min(count, prompt_left))
+                seq.num_computed += count
+                output = self._advance(seq, sampled.get(i))
+                if output is not None:
+                    outputs.append(output)
+            return outputs
+
+    def fail(self, batch: Batch, error: BaseException) -> list[SequenceOutput]:
+        """``batch`` did not run to its end: all its requests fail (or end as aborted where that was asked)."""
+        sequences = self._take_back(batch)
+        self.counters.num_undone_steps += 1
+        self._trust_committed_only(sequences)
+        outputs = []
+        for seq in sequences:
+            aborted = seq.request.request_id in self._abort_later
+            outputs.append(self._end(seq, "abort") if aborted else self._end(seq, "error", error))
+        return outputs
+
+    def undo(self, batch: Batch) -> None:
+        """``batch`` was interrupted: its requests stay running and compute again what it left undone."""
+        sequences = self._take_back(batch)
+        self.counters.num_undone_steps += 1
+        self._trust_committed_only(sequences)
+        for seq in sequences:
+            if seq.request.request_id in self._abort_later:
+                self._outputs.append(self._end(seq, "abort"))
+
+    def give_up(self, error: BaseException) -> list[SequenceOutput]:
+        """End every request with ``error`` without touching the ledger, which is not to be trusted any more.
+        For a dead engine; nothing can be scheduled afterwards."""
+        outputs = self.take_outputs()
+        for seq in list(self._live.values()):
+            seq.status, seq.finish_reason = Status.FINISHED, "error"
+            self.counters.num_failed += 1
+            outputs.append(self._output(seq, (), error))
+        self._live, self._running, self._queue = {}, {}, WaitingQueue()
+        self._in_flight = None
+        return outputs
+
+    # Running sequences
+
+    def _reserve_for_running(self) -> bool:
+        """Room for what each running sequence lacks; whether anybody was preempted for it."""
+        preempted = False
+        for request_id in list(self._running):
+            while (seq := self._running.get(request_id)) is not None:
+                try:
+                    self.kv.reserve(seq, seq.num_tokens - seq.num_computed)
+                    break
+                except OutOfPages as error:
+                    if len(self._running) == 1:
+                        self._outputs.append(self._end(seq, "error", error))
+                        break
+                    victim = max(self._running.values(), key=lambda v: (-v.num_preemptions, v.number))
+                    self._preempt(victim)
+                    preempted = True
+        return preempted
+
+    def _preempt(self, seq: Sequence) -> None:
+        self.kv.release(seq)
+        del self._running[seq.request.request_id]
+        seq.status = Status.WAITING
+        seq.num_preemptions += 1
+        self.counters.num_preemptions += 1
+        self._queue.add(seq)
+
+    def _grant_running(self) -> dict[Sequence, int]:
+        """One token for each running sequence, then more for those that lack more, in order of admission."""
+        spare = self.config.max_batch_tokens - len(self._running)
+        grants: dict[Sequence, int] = {}
+        for seq in self._running.values():
+            more = min(seq.num_tokens - seq.num_computed - 1, spare)
+            grants[seq] = 1 + more
+            spare -= more
+        return grants
+
+    def _shape_cut_chunks(self, grants: dict[Sequence, int]) -> None:
+        """End a chunk that the budget cut where those who share its prompt can wait for the rest."""
+        if not self.config.prefix_cache or not self._queue:
+            return
+        waiting: list[Sequence] | None = None
+        for seq, count in grants.items():
+            end = seq.num_computed + count
+            if count > 1 and end < seq.num_tokens:
+                if waiting is None:
+                    waiting = self._queue.boosted() + self._queue.ordinary(self.config.max_candidates)
+                grants[seq] = end_of_chunk(seq, end, waiting, self._min_shared) - seq.num_computed
+
+    # Admission
+
+    def _admit(self, grants: dict[Sequence, int]) -> None:
+        """Start waiting sequences while there are budget, places and pages; extends ``grants``.
+
+        Stops at the first that finds no pages, so that smaller ones do not nibble away what it waits for.
+        """
+        budget = self.config.max_batch_tokens - sum(grants.values())
+        if not self._queue or budget < 1 or len(self._running) >= self._max_running:
+            return
+        leaders = [seq for seq in self._running.values() if self._may_lead(seq)]
+        for seq, may_be_overtaken in self._in_turn():
+            if budget < 1 or len(self._running) >= self._max_running:
+                return
+            if leaders and leader_of(seq, self._hit(seq), leaders, self._min_shared) is not None:
+                if may_be_overtaken:
+                    continue
+                return
+            if not self._try_admit(seq):
+                return
+            grants[seq] = min(seq.num_tokens - seq.num_computed, budget)
+            budget -= grants[seq]
+            if self._may_lead(seq):
+                leaders.append(seq)
+
+    def _in_turn(self) -> Iterator[tuple[Sequence, bool]]:
+        """Waiting sequences, next to try first, and whether others may be tried before it if it has to wait.
+        The caller admits what it gets, or goes on where it may, or stops (D4)."""
+        for seq in self._queue.boosted():
+            yield seq, True
+        ordered: list[Sequence] | None = None
+        place = 0
+        while self._queue:
+            earliest = self._queue.earliest
+            if self._may_not_be_overtaken(earliest):
+                yield earliest, False
+                continue
+            if ordered is None:
+                ordered = self._ordered()
+            if place == len(ordered):
+                return
+            if ordered[place] in self._queue:
+                yield ordered[place], True
+            place += 1
+
+    def _ordered(self) -> list[Sequence]:
+        """Up to ``max_candidates`` waiting sequences in the policy's order."""
+        waiting = self._queue.ordinary(self.config.max_candidates)
+        if needs_hits(self.config.policy):
+            for seq in waiting:
+                self._hit(seq)
+        return self._order(waiting, self._hits, self._clock())
+
+    def _may_not_be_overtaken(self, seq: Sequence) -> bool:
+        return (
+            self._queue.num_overtakers(seq) >= self.config.max_skips
+            or self._clock() - seq.arrival >= self.config.max_wait_s
+        )
+
+    def _hit(self, seq: Sequence) -> int:
+        """Cached tokens of a waiting request, looked up again only when the tree has changed."""
+        if self._hits_version != self.kv.version:
+            self._hits.clear()
+            self._hits_version = self.kv.version
+        hit = self._hits.get(seq.request.request_id)
+        if hit is None:
+            hit = self._hits[seq.request.request_id] = self.kv.peek(seq.request)
+        return hit
+
+    def _may_lead(self, seq: Sequence) -> bool:
+        """Whether it is worth asking who could wait for ``seq``."""
+        return self.config.prefix_cache and seq.num_tokens - seq.num_computed >= self._min_shared
+
+    def _try_admit(self, seq: Sequence) -> bool:
+        """Give ``seq`` its hit, and pages for all the rest of its prompt and the decode reserve, or nothing."""
+        first = seq.num_cached is None
+        self.kv.acquire(seq)
+        lacking = seq.num_tokens - seq.num_computed
+        decode = min(self.config.decode_reserve_tokens, seq.request.max_computed_tokens - seq.num_tokens)
+        try:
+            self.kv.reserve(seq, lacking + decode)
+        except OutOfPages as error:
+            self.kv.release(seq)
+            if first:
+                seq.num_cached = None
+            if not self._running:  # nobody is going to free a page: somebody outside holds them
+                self._outputs.append(self._end(seq, "error", error))
+            return False
+        self._queue.admit(seq)
+        self._hits.pop(seq.request.request_id, None)
+        seq.status = Status.RUNNING
+        self._running[seq.request.request_id] = seq
+        if first:
+            assert seq.num_cached is not None
+            self.counters.prompt_tokens += seq.num_prompt
+            self.counters.cached_tokens += seq.num_cached
+        return True
+
+    # Results
+
+    def _take_back(self, batch: Batch) -> list[Sequence]:
+        assert batch is self._in_flight, "this batch is not out"
+        self._in_flight = None
+        return [self._running[request_id] for request_id in batch.seq_ids.tolist()]
+
+    def _take_logprobs(self, batch: Batch, result: StepResult, sequences: list[Sequence]) -> None:
+        if len(batch.score_seqs) == 0:
+            return
+        scored, firsts = np.unique(batch.score_seqs, return_index=True)
+        parts = np.split(result.score_logprobs, firsts[1:])
+        for i, part in zip(scored.tolist(), parts, strict=True):
+            sequences[i].logprobs += part.tolist()
+
+    def _advance(self, seq: Sequence, token_id: int | None) -> SequenceOutput | None:
+        """``seq`` has computed its rows; ``token_id`` is what it sampled, if it did."""
+        if seq.request.request_id in self._abort_later:
+            return self._end(seq, "abort")
+        new_ids: tuple[int, ...] = ()
+        reason: FinishReason | None = None
+        if token_id is not None:
+            seq.append(token_id)
+            new_ids = (token_id,)
+            self.counters.output_tokens += 1
+            reason = self._reason_to_stop(seq, token_id)
+        elif seq.num_computed == seq.num_tokens:
+            reason = "length"  # max_tokens is 0
+        if reason is not None:
+            return self._end(seq, reason, new_ids=new_ids)
+        if seq.num_computed // self.config.page_size > seq.num_committed_pages:
+            self.kv.commit(seq)
+        return self._output(seq, new_ids) if new_ids else None
+
+    def _reason_to_stop(self, seq: Sequence, token_id: int) -> FinishReason | None:
+        sampling = seq.request.sampling
+        if token_id in sampling.stop_token_ids:
+            return "stop"
+        if token_id in self.spec.eos_token_ids and not sampling.ignore_eos:
+            return "stop"
+        return "length" if seq.num_output >= sampling.max_tokens else None
+
+    def _trust_committed_only(self, sequences: list[Sequence]) -> None:
+        """After a forward that did not finish: its page copies may not have been done either."""
+        for seq in sequences:
+            seq.num_computed = min(seq.num_computed, seq.num_committed_pages * self.config.page_size)
+
+    def _end(
+        self,
+        seq: Sequence,
+        reason: FinishReason,
+        error: BaseException | None = None,
+        *,
+        new_ids: tuple[int, ...] = (),
+    ) -> SequenceOutput:
+        """The one way out, from waiting and from running (D3)."""
+        request_id = seq.request.request_id
+        if seq.status is Status.RUNNING:
+            self.kv.release(seq)
+            del self._running[request_id]
+        else:
+            self._queue.remove(seq)
+        del self._live[request_id]
+        self._hits.pop(request_id, None)
+        self._abort_later.discard(request_id)
+        seq.status, seq.finish_reason = Status.FINISHED, reason
+        if reason == "abort":
+            self.counters.num_aborted += 1
+        elif reason == "error":
+            self.counters.num_failed += 1
+        else:
+            self.counters.num_finished += 1
+        return self._output(seq, new_ids, error)
+
+    def _output(
+        self, seq: Sequence, new_ids: tuple[int, ...], error: BaseException | None = None
+    ) -> SequenceOutput:
+        usage = Usage(seq.num_prompt, seq.num_cached or 0, seq.num_output)
+        logprobs = tuple(seq.logprobs) if seq.finish_reason is not None else ()
+        return SequenceOutput(seq.request.request_id, new_ids, seq.finish_reason, usage, logprobs, error)
+
+    # Reports
+
+    @contextmanager
+    def _timed(self, counter: str) -> Iterator[None]:
+        begin = time.thread_time()
+        try:
+            yield
+        finally:
+            spent = time.thread_time() - begin
+            setattr(self.counters, counter, getattr(self.counters, counter) + spent)
+
+    @property
+    def running(self) -> list[Sequence]:
+        """The running sequences, in order of admission; to be looked at only."""
+        return list(self._running.values())
+
+    def stats(self) -> dict[str, int | float]:
+        """Counters since the start, and the gauges ``num_waiting`` and ``num_running``."""
+        return {
+            **self.counters.stats(),
+            "num_waiting": len(self._queue),
+            "num_running": len(self._running),
+        }
+
+    def check(self) -> None:
+        """D1, N1, and S1 of every sequence. Raises ``AssertionError``."""
+        self._queue.check()
+        waiting = {seq.request.request_id: seq for seq in self._queue}
+        assert not waiting.keys() & self._running.keys(), "D1: a sequence both waits and runs"
+        assert {**waiting, **self._running} == self._live, "D1: a sequence neither waits nor runs"
+        for seq in waiting.values():
+            assert seq.status is Status.WAITING, f"D1: {seq.request.request_id} waits as {seq.status}"
+            assert seq.page_table.num_pages == 0, f"{seq.request.request_id} waits and holds pages"
+        for seq in self._running.values():
+            assert seq.status is Status.RUNNING, f"D1: {seq.request.request_id} runs as {seq.status}"
+            committed = seq.num_committed_pages * self.config.page_size
+            assert committed <= seq.num_computed < seq.num_tokens, f"S1: {seq.request.request_id}"
+        assert len(self._running) <= self._max_running, "D2: more run than may"
+        counters = self.counters
+        ended = counters.num_finished + counters.num_aborted + counters.num_failed
+        assert counters.num_added == ended + len(self._live), "N1: a request is lost, or counted twice"
