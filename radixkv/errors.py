@@ -10,6 +10,7 @@ RadixKVError
 ├── ModelLoadError                     files missing, damaged or of an unknown kind
 ├── OutOfPages                         the pool cannot supply the pages, even after eviction
 ├── PinBudgetExceeded                  a pin would hold more pages than the budget allows
+├── NonFiniteLogitsError               the model gave NaN or infinity; names the requests
 ├── EngineDeadError                    the engine has stopped for good; ``cause`` says why
 └── InternalError                      an invariant broke: our fault, never the caller's
 """
