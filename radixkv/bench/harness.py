@@ -29,6 +29,7 @@ from radixkv.sampling import SamplingParams
 from radixkv.sched.scheduler import Scheduler
 from radixkv.sequence import Request
 
+_MEASURED = ("matmul", "attention", "sampling")
 _SCHEDULER_CALLS = ("add", "schedule", "update")
 _LEDGER_CALLS = ("acquire", "reserve", "take_copies", "commit", "release", "peek", "fork", "truncate")
 
@@ -59,7 +60,8 @@ class Run:
     peak_bytes: int
     num_steps: int | None = None
     parts_s: dict[str, float] | None = None
-    """Wall seconds of matmul, attention, forward_rest, scheduler, ledger, outside; they add up."""
+    """Wall seconds of matmul, attention and sampling (where the executor tells them apart), forward_rest,
+    scheduler, ledger and outside; they add up to ``wall_s``."""
     bookkeeping_cpu_s: float = 0.0
     """CPU seconds inside the scheduler's add, schedule and update, the ledger included."""
 
@@ -128,22 +130,19 @@ def run_arm(
     return run
 
 
-def warm_up(arms: Sequence[Arm], workload: Workload, rig: Rig, settings: Settings) -> None:
-    """Run a few short requests of unrelated tokens through every arm of ours: code and kernels get warm."""
+def small_workload(workload: Workload) -> Workload:
+    """A few short requests of tokens unrelated to ``workload``'s, to get code and kernels warm."""
     highest = max(int(prompt.max()) for prompt in workload.prompts)
     questions = tuple(
-        (np.arange(64 + 40 * number, dtype=np.int32) * 7919 + number) % highest + 1 for number in range(4)
+        ((np.arange(64 + 40 * number) * 7919 + number) % highest + 1).astype(np.int32) for number in range(4)
     )
-    small = replace(
+    return replace(
         workload,
         prefix_ids=np.empty(0, np.int32),
-        question_ids=tuple(ids.astype(np.int32) for ids in questions),
+        question_ids=questions,
         max_tokens=min(4, workload.max_tokens),
         answers=(None,) * len(questions),
     )
-    for arm in arms:
-        if not arm.is_peer:
-            run_arm(arm, small, rig, settings)
 
 
 def score_gaps(forks: Sequence[Fork], rig: Rig, settings: Settings) -> list[float]:
@@ -174,12 +173,10 @@ def score_gaps(forks: Sequence[Fork], rig: Rig, settings: Settings) -> list[floa
     return [found[2 * number] - found[2 * number + 1] for number in range(len(forks))]
 
 
-def forward_seconds(executor: ModelExecutor) -> tuple[float, float] | None:
-    """Seconds of (matrix products, attention) so far, where the executor measures them."""
+def forward_seconds(executor: ModelExecutor) -> dict[str, float]:
+    """Seconds so far of what the executor measures apart; empty where it measures nothing."""
     stats = executor.stats()
-    if "matmul_s" in stats and "attention_s" in stats:
-        return float(stats["matmul_s"]), float(stats["attention_s"])
-    return None
+    return {part: float(stats[f"seconds_{part}"]) for part in _MEASURED if f"seconds_{part}" in stats}
 
 
 @dataclass(frozen=True, eq=False)
@@ -228,18 +225,14 @@ def _serve(engine: Engine, prompts: Sequence[Any], max_tokens: int, on_finished:
 
 
 def _parts(
-    wall_s: float,
-    watch: Stopwatch,
-    before: tuple[float, float] | None,
-    after: tuple[float, float] | None,
+    wall_s: float, watch: Stopwatch, before: dict[str, float], after: dict[str, float]
 ) -> dict[str, float]:
     forward, scheduler, ledger = (watch.seconds[part] for part in ("forward", "scheduler", "ledger"))
-    parts = {"scheduler": scheduler, "ledger": ledger, "outside": wall_s - forward - scheduler - ledger}
-    if before is None or after is None:
-        return {"forward_rest": forward, **parts}
-    matmul, attention = after[0] - before[0], after[1] - before[1]
-    rest = forward - matmul - attention
-    return {"matmul": matmul, "attention": attention, "forward_rest": rest, **parts}
+    parts = {part: after[part] - before[part] for part in after}
+    parts["forward_rest"] = forward - sum(parts.values())
+    parts |= {"scheduler": scheduler, "ledger": ledger}
+    parts["outside"] = wall_s - forward - scheduler - ledger
+    return parts
 
 
 def _check_counts(run: Run, recorder: RecordingExecutor) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from radixkv.bench.peer import PeerResult
 from radixkv.bench.workloads import Encode, Workload
@@ -32,6 +32,12 @@ class Floor:
         return prompt_tokens / self.chunk_rows * self.chunk_s + self.head_s + (max_tokens - 1) * self.step_s
 
 
+class Peer(Protocol):
+    """Another system that serves the same workloads."""
+
+    def run(self, workload: Workload) -> PeerResult: ...
+
+
 @dataclass(frozen=True, eq=False)
 class Rig:
     """Everything that a benchmark needs of a model."""
@@ -45,5 +51,5 @@ class Rig:
     load_report: dict[str, float] = field(default_factory=dict)
     measure_floor: Callable[[int, int], Floor] | None = None
     """``(chunk_rows, step_rows)`` to the floor; ``None`` where there is no real model."""
-    run_peer: Callable[[Workload], PeerResult] | None = None
-    """Serve a workload with transformers' own batching; ``None`` where there is no real model."""
+    open_peer: Callable[[Workload], Peer] | None = None
+    """Warm up transformers' own batching on a small workload; ``None`` where there is no real model."""

@@ -1,0 +1,68 @@
+"""open_rig: a real model as a Rig."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from radixkv.bench.machine import file_digest
+from radixkv.bench.peer import TransformersPeer
+from radixkv.bench.rig import Floor, Rig
+from radixkv.bench.workloads import Workload
+from radixkv.errors import ConfigError
+from radixkv.executor.base import ModelExecutor
+
+DEFAULT_MODEL = "smollm2-135m-instruct"
+
+
+def open_rig(name: str, *, num_threads: int | None, max_batch_tokens: int, max_running: int) -> Rig:
+    """Load ``name`` (whatever ``load_model`` takes) in float32 and prepare it once for all arms.
+
+    Raises what ``load_model`` and ``HFExecutor`` raise, and ``ConfigError`` for a model that has no
+    tokenizer.
+    """
+    from radixkv.executor.floor import linear_seconds
+    from radixkv.executor.hf import HFExecutor
+    from radixkv.executor.loader import find_source, load_model
+    from radixkv.executor.prepared import prepare
+
+    loaded = load_model(name)
+    tokenizer = loaded.tokenizer
+    if tokenizer is None:
+        raise ConfigError(f"{name} has no tokenizer; the benchmark's prompts are text")
+
+    def encode(text: str) -> Sequence[int]:
+        ids: Sequence[int] = tokenizer.encode(text, add_special_tokens=False)
+        return ids
+
+    def decode(ids: Sequence[int]) -> str:
+        return str(tokenizer.decode(list(ids)))
+
+    def make_executor(num_pages: int, page_size: int) -> ModelExecutor:
+        return HFExecutor(loaded, num_pages=num_pages, page_size=page_size, num_threads=num_threads)
+
+    def measure_floor(chunk_rows: int, step_rows: int) -> Floor:
+        prepared = prepare(loaded, attention="cpu")
+        chunk_s, _ = linear_seconds(prepared, chunk_rows)
+        layers_s, head_s = linear_seconds(prepared, step_rows)
+        return Floor(chunk_rows, chunk_s, step_rows, layers_s + head_s, head_s)
+
+    def open_peer(warm_up: Workload) -> TransformersPeer:
+        peer = TransformersPeer(
+            load_model(name).model, max_batch_tokens=max_batch_tokens, max_requests=max_running
+        )
+        peer.run(warm_up)
+        return peer
+
+    first = HFExecutor(loaded, num_pages=1, num_threads=num_threads)
+    source = find_source(name)
+    return Rig(
+        name=loaded.spec.name,
+        encode=encode,
+        decode=decode,
+        make_executor=make_executor,
+        num_threads=first.num_threads,
+        digest=file_digest(source) if source is not None else None,
+        load_report=loaded.load_report,
+        measure_floor=measure_floor,
+        open_peer=open_peer,
+    )
