@@ -15,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("bench/*.md")])
-INVARIANT = re.compile(r"(?<![\w.-])([PTBSMWDCAEN][1-9])(?![\w.-])")
+INVARIANT = re.compile(r"(?<![\w.-])([A-Z][1-9])(?![\w.-])")
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
 
 
