@@ -15,8 +15,8 @@ def refuse_unfit(request: Request, config: EngineConfig, spec: ModelSpec) -> Non
     max_tokens = request.sampling.max_tokens
     if num_prompt + max_tokens > spec.max_positions:
         raise RequestTooLargeError(
-            f"request {request.request_id} needs {num_prompt + max_tokens} positions ({num_prompt} of prompt, "
-            f"max_tokens {max_tokens}), the model has {spec.max_positions}"
+            f"request {request.request_id} needs {num_prompt + max_tokens} positions ({num_prompt} of "
+            f"prompt, max_tokens {max_tokens}), the model has {spec.max_positions}"
         )
     needed = -(-request.max_computed_tokens // config.page_size)
     usable = config.num_pages - config.max_pinned_pages
@@ -42,6 +42,6 @@ def _refuse_outside_vocabulary(request: Request, vocab_size: int) -> None:
         for token_id in ids:
             if token_id >= vocab_size:
                 raise InvalidRequestError(
-                    f"request {request.request_id}: {name} names token id {token_id}, outside the vocabulary, "
-                    f"0..{vocab_size - 1}"
+                    f"request {request.request_id}: {name} names token id {token_id}, outside the "
+                    f"vocabulary, 0..{vocab_size - 1}"
                 )

@@ -12,6 +12,7 @@ import numpy as np
 
 from radixkv.config import EngineConfig, ModelSpec
 from radixkv.errors import DuplicateRequestError, InvalidRequestError, OutOfPages
+from radixkv.kv.invariant import require
 from radixkv.kv.manager import KVCacheManager
 from radixkv.sampling import MAX_SEED
 from radixkv.sched.batch import Batch, SequenceOutput, StepResult, Usage
@@ -37,12 +38,12 @@ class Scheduler:
     - D4 at most ``max_skips`` later arrivals are admitted before a request, and after ``max_wait_s`` none is,
       whatever the policy. A preempted sequence that resumes has been counted at its first admission.
 
-    Admission takes the pages of the whole remaining prompt and of a decode reserve at once. When decoding runs
-    out of pages, the victim is the running sequence with the fewest preemptions, of those the latest arrival;
-    it gives up its pages (what was computed stays in the tree while there is room), keeps its tokens, and goes
-    to the front of the queue (for its first ``MAX_BOOSTS`` preemptions). The last running sequence is never
-    preempted; by D2 it always has room, unless somebody outside holds pages, and then it fails with
-    ``OutOfPages``. A step that preempts admits nobody.
+    Admission takes the pages of the whole remaining prompt and of a decode reserve at once. When decoding
+    runs out of pages, the victim is the running sequence with the fewest preemptions, of those the latest
+    arrival; it gives up its pages (what was computed stays in the tree while there is room), keeps its
+    tokens, and goes to the front of the queue (for its first ``MAX_BOOSTS`` preemptions). The last running
+    sequence is never preempted; by D2 it always has room, unless somebody outside holds pages, and then it
+    fails with ``OutOfPages``. A step that preempts admits nobody.
     """
 
     def __init__(
@@ -153,7 +154,7 @@ class Scheduler:
             return outputs
 
     def fail(self, batch: Batch, error: BaseException) -> list[SequenceOutput]:
-        """``batch`` did not run to its end: all its requests fail (or end as aborted where that was asked)."""
+        """``batch`` did not run to its end: its requests fail (or end as aborted, where that was asked)."""
         sequences = self._take_back(batch)
         self.counters.num_undone_steps += 1
         self._trust_committed_only(sequences)
@@ -307,7 +308,7 @@ class Scheduler:
         return self.config.prefix_cache and seq.num_tokens - seq.num_computed >= self._min_shared
 
     def _try_admit(self, seq: Sequence) -> bool:
-        """Give ``seq`` its hit, and pages for all the rest of its prompt and the decode reserve, or nothing."""
+        """Give ``seq`` its hit and pages for the rest of its prompt and the decode reserve, or nothing."""
         first = seq.num_cached is None
         self.kv.acquire(seq)
         lacking = seq.num_tokens - seq.num_computed
@@ -437,19 +438,19 @@ class Scheduler:
         }
 
     def check(self) -> None:
-        """D1, N1, and S1 of every sequence. Raises ``AssertionError``."""
+        """D1, D2, N1, and S1 of every sequence. Raises ``InternalError``."""
         self._queue.check()
         waiting = {seq.request.request_id: seq for seq in self._queue}
-        assert not waiting.keys() & self._running.keys(), "D1: a sequence both waits and runs"
-        assert {**waiting, **self._running} == self._live, "D1: a sequence neither waits nor runs"
+        require(not waiting.keys() & self._running.keys(), "D1", "a sequence both waits and runs")
+        require({**waiting, **self._running} == self._live, "D1", "a sequence neither waits nor runs")
         for seq in waiting.values():
-            assert seq.status is Status.WAITING, f"D1: {seq.request.request_id} waits as {seq.status}"
-            assert seq.page_table.num_pages == 0, f"{seq.request.request_id} waits and holds pages"
+            require(seq.status is Status.WAITING, "D1", f"{seq.request.request_id} waits as {seq.status}")
+            require(seq.page_table.num_pages == 0, "D3", f"{seq.request.request_id} waits and holds pages")
         for seq in self._running.values():
-            assert seq.status is Status.RUNNING, f"D1: {seq.request.request_id} runs as {seq.status}"
+            require(seq.status is Status.RUNNING, "D1", f"{seq.request.request_id} runs as {seq.status}")
             committed = seq.num_committed_pages * self.config.page_size
-            assert committed <= seq.num_computed < seq.num_tokens, f"S1: {seq.request.request_id}"
-        assert len(self._running) <= self._max_running, "D2: more run than may"
+            require(committed <= seq.num_computed < seq.num_tokens, "S1", seq.request.request_id)
+        require(len(self._running) <= self._max_running, "D2", f"{len(self._running)} sequences run")
         counters = self.counters
         ended = counters.num_finished + counters.num_aborted + counters.num_failed
-        assert counters.num_added == ended + len(self._live), "N1: a request is lost, or counted twice"
+        require(counters.num_added == ended + len(self._live), "N1", self.stats())

@@ -1,4 +1,4 @@
-"""In-batch sharing: who waits for whose prompt, and where a cut chunk ends. Pure functions, stored nowhere."""
+"""In-batch sharing: who waits for whose prompt, and where a cut chunk ends. Pure functions."""
 
 from __future__ import annotations
 

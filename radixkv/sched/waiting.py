@@ -7,6 +7,7 @@ from itertools import islice
 
 from sortedcontainers import SortedDict, SortedList
 
+from radixkv.kv.invariant import require
 from radixkv.sequence import Sequence
 
 MAX_BOOSTS = 3
@@ -87,8 +88,10 @@ class WaitingQueue:
         return list(islice(others, limit))
 
     def check(self) -> None:
+        """Q1 and Q2. Raises ``InternalError``."""
         for number, seq in self._by_number.items():
-            assert number == seq.number, f"Q1: {seq.number} is filed under {number}"
-            assert (number in self._boosted) == (0 < seq.num_preemptions <= MAX_BOOSTS), "boosts are wrong"
-        assert self._boosted.keys() <= self._by_number.keys(), "Q1: a boosted sequence does not wait"
-        assert len(set(self._admitted)) == len(self._admitted), "Q2: an overtaker counts twice"
+            require(number == seq.number, "Q1", f"{seq.number} is filed under {number}")
+            boosted = 0 < seq.num_preemptions <= MAX_BOOSTS
+            require((number in self._boosted) == boosted, "Q1", f"{number} is boosted wrongly")
+        require(self._boosted.keys() <= self._by_number.keys(), "Q1", "a boosted sequence does not wait")
+        require(len(set(self._admitted)) == len(self._admitted), "Q2", "an overtaker counts twice")

@@ -1,0 +1,235 @@
+"""Engine: scheduler and executor, one step at a time on one thread."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import numpy as np
+
+from radixkv.config import EngineConfig
+from radixkv.errors import ConfigError, EngineDeadError, InternalError
+from radixkv.executor.base import ModelExecutor
+from radixkv.kv.manager import KVCacheManager
+from radixkv.kv.null_tree import NullTree
+from radixkv.kv.page_pool import PagePool
+from radixkv.kv.radix_tree import RadixTree
+from radixkv.sched.batch import Batch, SequenceOutput, StepResult
+from radixkv.sched.scheduler import Scheduler
+from radixkv.sequence import Request
+
+
+class Engine:
+    """``add`` and ``abort`` between steps; ``step`` until ``has_work`` is false. Not thread-safe.
+
+    - E1 ``step`` is schedule, execute, update; nothing is released while a forward is in flight.
+    - E2 an ``Exception`` out of execute fails that batch's requests, with the error in their final outputs.
+      If ``check`` passes the engine goes on; if not, or if scheduler or ledger raise, it is dead: every
+      request that was left ends with an ``EngineDeadError``, and so does every later call; its ``__cause__``
+      is what happened.
+    - E3 Ctrl-C on the main thread takes effect inside execute, or at the end of a step, never while the
+      scheduler or the ledger is being changed. The interrupted batch is undone and its requests stay running:
+      abort them, or step again. Outputs that a late Ctrl-C kept back come with the next step.
+    """
+
+    def __init__(self, scheduler: Scheduler, executor: ModelExecutor) -> None:
+        self.scheduler = scheduler
+        self.executor = executor
+        self.num_failed_steps = 0
+        self.execute_s = 0.0
+        """Wall time inside ``execute``, seconds."""
+        self._cause: BaseException | None = None
+        self._undelivered: list[SequenceOutput] = []
+
+    @classmethod
+    def build(
+        cls,
+        config: EngineConfig,
+        executor: ModelExecutor,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> Engine:
+        """An engine with its own pool and tree (a null tree where ``prefix_cache`` is off).
+
+        Raises ``ConfigError`` where the executor's store is smaller than ``num_pages`` or has another
+        ``page_size``.
+        """
+        if executor.page_size != config.page_size:
+            raise ConfigError(f"page_size is {config.page_size}, the executor's is {executor.page_size}")
+        if executor.num_pages < config.num_pages:
+            raise ConfigError(
+                f"num_pages is {config.num_pages}, the executor's store has {executor.num_pages}"
+            )
+        tree = RadixTree(config.page_size) if config.prefix_cache else NullTree(config.page_size)
+        kv = KVCacheManager(
+            PagePool(config.num_pages),
+            tree,
+            max_pinned_pages=config.max_pinned_pages,
+            eviction_memory=config.eviction_memory,
+            clock=clock,
+        )
+        return cls(Scheduler(config, kv, executor.spec, clock), executor)
+
+    @property
+    def kv(self) -> KVCacheManager:
+        return self.scheduler.kv
+
+    def add(self, request: Request) -> None:
+        """Queue a request. Raises ``InvalidRequestError`` or one of its kinds, before any work, and
+        ``EngineDeadError``."""
+        self._raise_if_dead()
+        self.scheduler.add(request)
+
+    def abort(self, request_id: int) -> SequenceOutput | None:
+        """End a request, whatever its state. Its final output is returned here, and not by ``step``; ``None``
+        where the id is not in use (any more). Called from inside ``execute`` it takes effect, and delivers
+        the output, at the end of the step."""
+        self._raise_if_dead()
+        return self.scheduler.abort(request_id)
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_work or bool(self._undelivered)
+
+    def step(self) -> list[SequenceOutput]:
+        """One step: everything new about the sequences that took part. Raises ``EngineDeadError`` if the
+        engine was dead before; a step that kills it still returns the final outputs of all requests."""
+        self._raise_if_dead()
+        self._undelivered, outputs = [], self._undelivered
+        try:
+            with _interrupts_kept_back() as gate:
+                try:
+                    outputs += self._step(gate)
+                except Exception as error:
+                    outputs += self._die(error)
+        except BaseException:
+            self._undelivered = outputs
+            raise
+        return outputs
+
+    def _step(self, gate: _Gate) -> list[SequenceOutput]:
+        batch = self.scheduler.schedule()
+        if batch is None:
+            return self.scheduler.take_outputs()
+        begin = time.perf_counter()
+        try:
+            with gate.opened():
+                result = self.executor.execute(batch)
+                _refuse_misfit(batch, result, self.executor.spec.vocab_size)
+        except Exception as error:
+            self.num_failed_steps += 1
+            outputs = self.scheduler.fail(batch, error)
+            outputs += self.scheduler.take_outputs()
+            try:
+                self.check()
+            except Exception as broken:
+                broken.__cause__ = error
+                outputs += self._die(broken)
+            return outputs
+        except BaseException:
+            self.scheduler.undo(batch)
+            raise
+        finally:
+            self.execute_s += time.perf_counter() - begin
+        outputs = self.scheduler.update(batch, result)
+        return outputs + self.scheduler.take_outputs()
+
+    def _die(self, cause: BaseException) -> list[SequenceOutput]:
+        """Stop for good; the final outputs of everybody who was left."""
+        self._cause = cause
+        return self.scheduler.give_up(self._dead_error())
+
+    def _dead_error(self) -> EngineDeadError:
+        error = EngineDeadError(f"the engine has stopped for good: {self._cause!r}")
+        error.__cause__ = self._cause
+        return error
+
+    def _raise_if_dead(self) -> None:
+        if self._cause is not None:
+            raise self._dead_error()
+
+    @property
+    def is_dead(self) -> bool:
+        return self._cause is not None
+
+    def stats(self) -> dict[str, Any]:
+        """What the parts report, under ``scheduler``, ``kv`` and ``executor``, and the engine's own."""
+        return {
+            "scheduler": self.scheduler.stats(),
+            "kv": self.kv.stats(),
+            "executor": self.executor.stats(),
+            "num_failed_steps": self.num_failed_steps,
+            "execute_s": self.execute_s,
+            "is_dead": self.is_dead,
+        }
+
+    def check(self) -> None:
+        """Every invariant of scheduler and ledger. Raises ``InternalError``; costs O(pages)."""
+        self.scheduler.check()
+        self.kv.check(self.scheduler.running)
+
+
+def _refuse_misfit(batch: Batch, result: StepResult, vocab_size: int) -> None:
+    """An executor that returns the wrong shapes or impossible tokens has failed."""
+    if result.sampled_ids.shape != batch.sample_rows.shape:
+        raise InternalError(
+            f"the executor sampled {len(result.sampled_ids)} tokens for {len(batch.sample_rows)} rows"
+        )
+    if result.score_logprobs.shape != batch.score_rows.shape:
+        raise InternalError(
+            f"the executor scored {len(result.score_logprobs)} of {len(batch.score_rows)} rows"
+        )
+    outside = (result.sampled_ids < 0) | (result.sampled_ids >= vocab_size)
+    if np.any(outside):
+        raise InternalError(
+            f"the executor sampled token id {int(result.sampled_ids[outside][0])}, outside the vocabulary, "
+            f"0..{vocab_size - 1}"
+        )
+
+
+class _Gate:
+    """Whether an interrupt may be raised now. Shut, it is remembered."""
+
+    def __init__(self) -> None:
+        self.pending = False
+        self._open = False
+
+    def handle(self, signal_number: int, frame: FrameType | None) -> None:
+        if self._open:
+            raise KeyboardInterrupt
+        self.pending = True
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        self._open = True
+        try:
+            if self.pending:
+                self.pending = False
+                raise KeyboardInterrupt
+            yield
+        finally:
+            self._open = False
+
+
+@contextmanager
+def _interrupts_kept_back() -> Iterator[_Gate]:
+    """Hold Ctrl-C back but where the gate is opened; raise it at the end if it came while shut.
+
+    Only on the main thread, and only where Python's own handler is in place: elsewhere nobody raises.
+    """
+    gate = _Gate()
+    on_main = threading.current_thread() is threading.main_thread()
+    if not on_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield gate
+        return
+    signal.signal(signal.SIGINT, gate.handle)
+    try:
+        yield gate
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if gate.pending:
+        raise KeyboardInterrupt
