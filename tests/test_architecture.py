@@ -24,7 +24,7 @@ Rule = Callable[[Sources], list[str]]
 RANKS = {
     "errors": 0, "types": 0, "config": 0, "sampling": 0,
     "kv.page_pool": 1, "kv.radix_tree": 1, "kv.null_tree": 1, "kv.page_table": 1, "kv.page_copy": 1,
-    "kv.invariant": 1,
+    "kv.invariant": 1, "kv.match": 1, "kv.explanation": 1, "kv.eviction_memory": 1, "kv.eviction_queue": 1,
     "sequence": 2,
     "kv.manager": 3, "sched.policy": 3, "sched.batch": 3, "sched.batch_builder": 3,
     "sched.draws": 3, "sched.prefix_groups": 3, "sched.sampling_rows": 3, "sched.counters": 3,
@@ -32,7 +32,7 @@ RANKS = {
     "sched.scheduler": 4, "sched.*": 3,
     "executor.base": 5, "executor.kv_store": 5, "executor.sampler": 5, "executor.attention.*": 5,
     "executor.*": 6,
-    "engine": 7, "text": 7,
+    "engine": 7, "text": 7, "prompts": 7, "outputs": 7,
     "llm": 8, "async_llm": 8, "testing.*": 8, "bench.*": 8,
     "program.*": 9, "server.*": 9, "cli": 9, "__main__": 9,
     # A package's face re-exports its own folder; nobody inside imports from it.
@@ -48,7 +48,7 @@ RANKS_0_TO_4_MAY_IMPORT = ("numpy", "sortedcontainers")
 POOL_VERBS = ("allocate", "incref", "decref")
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
-EXCUSE = "Long because"
+EXCUSE = "long because"
 KNOWN_HOSTS = ("www.apache.org", "arxiv.org", "docs.python.org")
 TEXT_FILES = ("*.py", "*.md", "*.toml", "*.txt", "scripts/*", ".ci/*")
 
@@ -279,7 +279,7 @@ def nothing_is_long_without_an_excuse(sources: Sources) -> list[str]:
         faults += [
             f"{name}: {length} lines, over {limit}; split it, or excuse it in its docstring: '{EXCUSE} ...'"
             for name, length, limit, node in things
-            if length > limit and EXCUSE not in (ast.get_docstring(node) or "")
+            if length > limit and EXCUSE not in (ast.get_docstring(node) or "").lower()
         ]
     return faults
 
