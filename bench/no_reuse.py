@@ -1,4 +1,4 @@
-"""``python bench/no_reuse.py``: what the cache costs where nothing repeats, from ``radixkv.bench.no_reuse``."""
+"""``python bench/no_reuse.py``: the no-reuse benchmark, which lives in ``radixkv.bench.no_reuse``."""
 
 from __future__ import annotations
 

@@ -220,12 +220,12 @@ def _answers_text(comparison: Comparison, rig: Rig) -> str:
 
 
 def _environment_text(result: dict[str, Any]) -> str:
-    about = result["environment"]
+    about, load = result["environment"], result["load_average"]
     versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
-    load = result["load_average"]
     return (
-        f"measured with {versions}; Python {about['python']}; {about['num_threads']} threads on {about['cpu']}, "
-        f"{about['usable_cores']} cores; commit {about['commit']}; model sha256 {about['model_sha256']}; "
+        f"measured with {versions}; Python {about['python']}; {about['num_threads']} threads on "
+        f"{about['cpu']}, {about['usable_cores']} cores; commit {about['commit']}; "
+        f"model sha256 {about['model_sha256']}; "
         f"load average before: {'unknown' if load is None else f'{load:.2f}'}"
     )
 
