@@ -1,0 +1,148 @@
+"""FakeExecutor: an executor without a model, which checks every batch and every page that it reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from radixkv.config import ModelSpec
+from radixkv.kv.page_table import slots_of
+from radixkv.sched.batch import Batch, StepResult
+from radixkv.testing.batch_check import check_batch
+from radixkv.testing.canary_store import CanaryStore, PrefixHasher
+from radixkv.types import SlotMapping, TokenIds
+
+_SCORE_STEPS = 1000
+
+
+class FakeExecutor:
+    """The next token is a pure function of the whole prefix, which it knows only from its K/V pages.
+
+    Each slot of its ``CanaryStore`` holds the hash of the prefix that ends there. A step copies pages, reads
+    each sequence's prefix through the batch's page table, and writes the new rows; a page that holds another
+    prefix, is stale, or is written in the same step raises ``CanaryError``, a malformed batch ``BatchError``.
+    Temperatures and penalties change nothing. ``expected_output`` says what comes out without any cache.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_pages: int,
+        page_size: int,
+        vocab_size: int = 1000,
+        max_positions: int = 1 << 20,
+        eos_token_id: int = 0,
+        eos_one_in: int | None = None,
+        before: Callable[[Batch], None] | None = None,
+        after: Callable[[Batch], None] | None = None,
+    ) -> None:
+        """``eos_one_in``: how rare the end token is among those sampled (``None``: it never is). ``before``
+        and ``after`` are called in each step, before anything is done and once all is written; what they
+        raise comes out of ``execute``."""
+        self.spec = ModelSpec(
+            name="fake",
+            vocab_size=vocab_size,
+            num_layers=1,
+            num_query_heads=1,
+            num_kv_heads=1,
+            head_dim=1,
+            max_positions=max_positions,
+            eos_token_ids=(eos_token_id,),
+            family="fake",
+        )
+        self.num_pages = num_pages
+        self.page_size = page_size
+        self.store = CanaryStore(num_pages, page_size)
+        self.before = before
+        self.after = after
+        self.batches: list[Batch] = []
+        """Every batch that was started, in order."""
+        self._hasher = PrefixHasher()
+        self._eos_one_in = eos_one_in
+        self._forced: dict[tuple[int, int], int] = {}
+
+    def force(self, request_id: int, position: int, token_id: int) -> None:
+        """The token sampled for ``position`` (counted from the start of the prompt) of that request."""
+        self._forced[request_id, position] = token_id
+
+    def execute(self, batch: Batch) -> StepResult:
+        """One step. Raises ``BatchError``, ``CanaryError``, and whatever ``before`` and ``after`` raise."""
+        self.batches.append(batch)
+        if self.before is not None:
+            self.before(batch)
+        check_batch(batch, self.num_pages, self.spec.vocab_size)
+        self.store.copy_pages(batch.page_copies)
+        tables = [self._slots(batch, i) for i in range(batch.num_seqs)]
+        starts = batch.positions[batch.query_indptr[:-1]].tolist()
+        # All reads come before all writes: no sequence may depend on another's rows of the same step.
+        prefixes = [self.store.read_chain(slots[:n]) for slots, n in zip(tables, starts, strict=True)]
+        for i, (slots, start, prefix) in enumerate(zip(tables, starts, prefixes, strict=True)):
+            rows = slice(int(batch.query_indptr[i]), int(batch.query_indptr[i + 1]))
+            self.store.write(slots[start:], batch.token_ids[rows], prefix)
+        for slots in tables:
+            self.store.read_chain(slots)
+        if self.after is not None:
+            self.after(batch)
+        hashes = self.store.hashes[batch.slot_mapping]
+        sampled = [
+            self._forced.get((request_id, position + 1), self._choose(int(prefix)))
+            for request_id, position, prefix in zip(
+                batch.seq_ids[batch.sample_seqs].tolist(),
+                batch.positions[batch.sample_rows].tolist(),
+                hashes[batch.sample_rows].tolist(),
+                strict=True,
+            )
+        ]
+        scores = [
+            self._score(prefix, target)
+            for prefix, target in zip(
+                hashes[batch.score_rows].tolist(), batch.score_targets.tolist(), strict=True
+            )
+        ]
+        return StepResult(np.array(sampled, np.int32), np.array(scores, np.float32))
+
+    def _slots(self, batch: Batch, i: int) -> SlotMapping:
+        """Slots of all tokens of sequence ``i``, this step's rows included."""
+        pages = batch.page_indices[batch.page_indptr[i] : batch.page_indptr[i + 1]]
+        return slots_of(pages, np.arange(int(batch.seq_lens[i])), batch.page_size)
+
+    def _choose(self, prefix_hash: int) -> int:
+        eos = self.spec.eos_token_ids[0]
+        if self._eos_one_in is not None and (prefix_hash >> 40) % self._eos_one_in == 0:
+            return eos
+        token_id = (prefix_hash >> 20) % (self.spec.vocab_size - 1)
+        return token_id if token_id < eos else token_id + 1  # any but the end token
+
+    def _score(self, prefix_hash: int, target: int) -> float:
+        return -((prefix_hash >> 16) + 7919 * target) % _SCORE_STEPS / -_SCORE_STEPS
+
+    def expected_output(
+        self, prompt_ids: TokenIds, max_tokens: int, *, forced: Mapping[int, int] | None = None
+    ) -> list[int]:
+        """What a request for ``max_tokens`` gives, from the prompt alone. ``forced``: position to token."""
+        ids = list(np.asarray(prompt_ids).tolist())
+        num_prompt = len(ids)
+        prefix_hash = int(self._hasher.extend(0, np.array(ids, np.int32))[-1])
+        while len(ids) < num_prompt + max_tokens:
+            token_id = (forced or {}).get(len(ids), self._choose(prefix_hash))
+            ids.append(token_id)
+            if token_id in self.spec.eos_token_ids:
+                break
+            prefix_hash = int(self._hasher.extend(prefix_hash, np.array([token_id], np.int32))[-1])
+        return ids[num_prompt:]
+
+    def expected_logprobs(self, prompt_ids: TokenIds, logprob_start: int) -> list[float]:
+        """The log-probabilities of a scored request's prompt, as float32 would hold them."""
+        hashes = self._hasher.extend(0, np.asarray(prompt_ids, np.int32)).tolist()
+        first = max(logprob_start, 1)
+        targets = np.asarray(prompt_ids)[first:].tolist()
+        scores = [self._score(h, t) for h, t in zip(hashes[first - 1 : -1], targets, strict=True)]
+        return [float(score) for score in np.array(scores, np.float32)]
+
+    def check(self) -> None:
+        self.store.check()
+
+    def stats(self) -> dict[str, Any]:
+        return {"num_steps": len(self.batches), **self.store.stats()}
