@@ -6,13 +6,13 @@ are the harness's, and ``ENGINEBENCH_RADIXKV_ARGS`` may hold settings of ``Engin
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 from typing import Any
 
 from enginebench import THREADS, Engine  # type: ignore[import-not-found]
 
-import radixkv
 from radixkv.config import EngineConfig
 from radixkv.engine import Engine as RadixEngine
 from radixkv.executor.hf import HFExecutor
@@ -46,7 +46,7 @@ class RadixKV(Engine):  # type: ignore[misc]
         self.num_added = 0
 
     def info(self) -> dict[str, Any]:
-        return {"version": f"radixkv {radixkv.__version__}", "args": self.settings}
+        return {"version": f"radixkv {importlib.metadata.version('radixkv')}", "args": self.settings}
 
     def run(self, workload: Any, tracker: Any) -> None:
         engine = self.engine

@@ -14,14 +14,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from radixkv.bench.arm import Arm, parse_arms
 from radixkv.bench.comparison import Comparison, judge, run_interleaved, summarise
 from radixkv.bench.harness import Settings, score_gaps
 from radixkv.bench.machine import check_load, environment, load_average, usable_cores
 from radixkv.bench.model_rig import DEFAULT_MODEL, open_rig
 from radixkv.bench.plot import check_plotting, plot_result
+from radixkv.bench.progress import Progress
 from radixkv.bench.report import format_result
 from radixkv.bench.residues import PAGE_SIZES, cut_lengths, format_residues, run_residues
 from radixkv.bench.rig import Rig
@@ -134,7 +133,7 @@ def _compare(
     about: dict[str, Any],
 ) -> int:
     ours = sum(not arm.is_peer for arm in arms)
-    with _bar(ours * options.repeats * workload.num_requests) as bar:
+    with Progress(ours * options.repeats * workload.num_requests) as bar:
         runs = run_interleaved(
             arms,
             workload,
@@ -142,7 +141,7 @@ def _compare(
             settings,
             repeats=options.repeats,
             num_peer_requests=options.peer_questions,
-            on_finished=lambda: bar.update() and None,
+            on_finished=bar.tick,
         )
     comparison = judge(arms, workload, runs, lambda forks: score_gaps(forks, rig, settings))
     print(_equality_text(comparison))
@@ -168,18 +167,14 @@ def _residues(
     options: argparse.Namespace, workload: Workload, rig: Rig, settings: Settings, about: dict[str, Any]
 ) -> int:
     num_runs = sum(len(cut_lengths(size, len(workload.prefix_ids))) for size in PAGE_SIZES)
-    with _bar(num_runs * workload.num_requests) as bar:
-        residues = run_residues(workload, rig, settings, lambda: bar.update() and None)
+    with Progress(num_runs * workload.num_requests) as bar:
+        residues = run_residues(workload, rig, settings, bar.tick)
     passed = all(residue.passed for residue in residues)
     print(format_residues(residues))
     print("every length reaches 99 % of the optimum" if passed else "not every length reaches 99 %")
     found = [residue.as_json() for residue in residues]
     _write(options.json, about | {"residues": found, "passed": passed})
     return 0 if passed else 1
-
-
-def _bar(total: int) -> Any:
-    return tqdm(total=total, unit=" requests", disable=None, leave=False)  # None: on a terminal only
 
 
 def _describe(workload: Workload) -> dict[str, Any]:

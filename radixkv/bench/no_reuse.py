@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from radixkv.bench.arm import Arm, parse_arms
 from radixkv.bench.comparison import Comparison, Runs, judge
 from radixkv.bench.harness import Run, Settings, run_arm, score_gaps, small_workload
 from radixkv.bench.machine import check_load, environment, load_average, usable_cores
 from radixkv.bench.model_rig import DEFAULT_MODEL, open_rig
+from radixkv.bench.progress import Progress
 from radixkv.bench.rig import Rig
 from radixkv.bench.workloads import Workload, unrelated_workload
 from radixkv.errors import ConfigError, RadixKVError
@@ -131,15 +131,14 @@ def _run(options: argparse.Namespace, make_rig: OpenRig) -> int:
         max_tokens=OUTPUT_TOKENS,
     )
     settings = Settings(max_batch_tokens=options.max_batch_tokens, max_running=NUM_PROMPTS)
-    total = 2 * options.pairs * workload.num_requests
-    with tqdm(total=total, unit=" requests", disable=None, leave=False) as bar:
+    with Progress(2 * options.pairs * workload.num_requests) as bar:
         runs = run_pairs(
             (on, off),
             workload,
             rig,
             settings,
             num_pairs=options.pairs,
-            on_finished=lambda: bar.update() and None,
+            on_finished=bar.tick,
         )
     comparison = judge((on, off), workload, runs, lambda forks: score_gaps(forks, rig, settings))
     about = {
