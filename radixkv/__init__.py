@@ -1,1 +1,82 @@
-"""radixkv"""
+"""radixkv: a runtime that never computes the same prefix twice.
+
+The public names come lazily: ``import radixkv`` loads neither torch nor numpy, and ``radixkv.kv``, the
+ledger, stands alone.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from radixkv.config import EngineConfig, ModelSpec
+    from radixkv.errors import (
+        ConfigError,
+        DuplicateRequestError,
+        EngineDeadError,
+        InternalError,
+        InvalidRequestError,
+        MisuseError,
+        ModelLoadError,
+        NonFiniteLogitsError,
+        OutOfPages,
+        PinBudgetExceeded,
+        RadixKVError,
+        RequestTooLargeError,
+        UnsupportedModelError,
+    )
+    from radixkv.llm import LLM
+    from radixkv.outputs import Output, PrefillInfo, PromptExplanation, Score, Usage
+    from radixkv.sampling import SamplingParams
+    from radixkv.text import Tokenizer
+
+__all__ = [
+    "LLM",
+    "ConfigError",
+    "DuplicateRequestError",
+    "EngineConfig",
+    "EngineDeadError",
+    "InternalError",
+    "InvalidRequestError",
+    "MisuseError",
+    "ModelLoadError",
+    "ModelSpec",
+    "NonFiniteLogitsError",
+    "OutOfPages",
+    "Output",
+    "PinBudgetExceeded",
+    "PrefillInfo",
+    "PromptExplanation",
+    "RadixKVError",
+    "RequestTooLargeError",
+    "SamplingParams",
+    "Score",
+    "Tokenizer",
+    "UnsupportedModelError",
+    "Usage",
+]
+
+_HOMES = {
+    "config": ("EngineConfig", "ModelSpec"),
+    "llm": ("LLM",),
+    "outputs": ("Output", "PrefillInfo", "PromptExplanation", "Score", "Usage"),
+    "sampling": ("SamplingParams",),
+    "text": ("Tokenizer",),
+}
+"""Module to public names; every other name of ``__all__`` lives in ``errors``."""
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("radixkv")
+    if name not in __all__:
+        raise AttributeError(f"module 'radixkv' has no attribute {name!r}")
+    home = next((module for module, names in _HOMES.items() if name in names), "errors")
+    return getattr(importlib.import_module(f"radixkv.{home}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])
