@@ -29,7 +29,7 @@ RANKS = {
     "kv.manager": 3, "sched.policy": 3, "sched.batch": 3, "sched.batch_builder": 3,
     "sched.draws": 3, "sched.prefix_groups": 3, "sched.sampling_rows": 3, "sched.counters": 3,
     "sched.limits": 3, "sched.sharing": 3, "sched.waiting": 3,
-    "sched.scheduler": 4, "sched.*": 3,
+    "sched.scheduler": 4, "sched.candidates": 4, "sched.*": 3,
     "executor.base": 5, "executor.kv_store": 5, "executor.sampler": 5, "executor.attention.*": 5,
     "executor.*": 6,
     "engine": 7, "text": 7, "prompts": 7, "outputs": 7, "explain": 7, "interrupt": 7, "run": 8,

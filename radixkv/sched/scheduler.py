@@ -11,15 +11,15 @@ from contextlib import contextmanager
 import numpy as np
 
 from radixkv.config import EngineConfig, ModelSpec
-from radixkv.errors import DuplicateRequestError, InvalidRequestError, OutOfPages
+from radixkv.errors import DuplicateRequestError, InvalidRequestError, NonFiniteLogitsError, OutOfPages
 from radixkv.kv.invariant import require
 from radixkv.kv.manager import KVCacheManager
 from radixkv.sampling import MAX_SEED
 from radixkv.sched.batch import Batch, SequenceOutput, StepResult, Usage
 from radixkv.sched.batch_builder import build_batch
+from radixkv.sched.candidates import Candidates
 from radixkv.sched.counters import Counters
 from radixkv.sched.limits import refuse_unfit
-from radixkv.sched.policy import needs_hits, order_of
 from radixkv.sched.sharing import end_of_chunk, leader_of
 from radixkv.sched.waiting import WaitingQueue
 from radixkv.sequence import FinishReason, Request, Sequence, Status
@@ -58,17 +58,15 @@ class Scheduler:
         self.kv = kv
         self.counters = Counters()
         self._clock = clock
-        self._order = order_of(config.policy)
         self._max_running = min(config.max_running, config.max_batch_tokens)  # each computes a token per step
         self._min_shared = max(config.page_size, config.min_wait_tokens)
         self._queue = WaitingQueue()
+        self._candidates = Candidates(config, kv, self._queue, clock)
         self._live: dict[int, Sequence] = {}  # waiting and running, by request id
         self._running: dict[int, Sequence] = {}  # in order of admission
         self._in_flight: Batch | None = None
         self._abort_later: set[int] = set()
         self._outputs: list[SequenceOutput] = []  # ended outside ``update``
-        self._hits: dict[int, int] = {}  # by request id; of tree version ``_hits_version``
-        self._hits_version = -1
         self._num_arrivals = 0
 
     # Requests in and out
@@ -154,14 +152,19 @@ class Scheduler:
             return outputs
 
     def fail(self, batch: Batch, error: BaseException) -> list[SequenceOutput]:
-        """``batch`` did not run to its end: its requests fail (or end as aborted, where that was asked)."""
+        """``batch`` did not run to its end: its requests fail (or end as aborted, where that was asked). An
+        error that names requests (``NonFiniteLogitsError``) fails only those; the others compute again."""
         sequences = self._take_back(batch)
         self.counters.num_undone_steps += 1
         self._trust_committed_only(sequences)
+        named = error.request_ids if isinstance(error, NonFiniteLogitsError) else ()
         outputs = []
         for seq in sequences:
-            aborted = seq.request.request_id in self._abort_later
-            outputs.append(self._end(seq, "abort") if aborted else self._end(seq, "error", error))
+            request_id = seq.request.request_id
+            if request_id in self._abort_later:
+                outputs.append(self._end(seq, "abort"))
+            elif not named or request_id in named:
+                outputs.append(self._end(seq, "error", error))
         return outputs
 
     def undo(self, batch: Batch) -> None:
@@ -181,8 +184,8 @@ class Scheduler:
             seq.status, seq.finish_reason = Status.FINISHED, "error"
             self.counters.num_failed += 1
             outputs.append(self._output(seq, (), error))
-        self._live, self._running, self._queue = {}, {}, WaitingQueue()
-        self._in_flight = None
+        self._live, self._running, self._in_flight = {}, {}, None
+        self._queue.clear()
         return outputs
 
     # Running sequences
@@ -231,7 +234,7 @@ class Scheduler:
             end = seq.num_computed + count
             if count > 1 and end < seq.num_tokens:
                 if waiting is None:
-                    waiting = self._queue.boosted() + self._queue.ordinary(self.config.max_candidates)
+                    waiting = self._candidates.all()
                 grants[seq] = end_of_chunk(seq, end, waiting, self._min_shared) - seq.num_computed
 
     # Admission
@@ -245,10 +248,10 @@ class Scheduler:
         if not self._queue or budget < 1 or len(self._running) >= self._max_running:
             return
         leaders = [seq for seq in self._running.values() if self._may_lead(seq)]
-        for seq, may_be_overtaken in self._in_turn():
+        for seq, may_be_overtaken in self._candidates.in_turn():
             if budget < 1 or len(self._running) >= self._max_running:
                 return
-            if leaders and leader_of(seq, self._hit(seq), leaders, self._min_shared) is not None:
+            if leaders and leader_of(seq, self._candidates.hit(seq), leaders, self._min_shared) is not None:
                 if may_be_overtaken:
                     continue
                 return
@@ -258,50 +261,6 @@ class Scheduler:
             budget -= grants[seq]
             if self._may_lead(seq):
                 leaders.append(seq)
-
-    def _in_turn(self) -> Iterator[tuple[Sequence, bool]]:
-        """Waiting sequences, next to try first, and whether others may be tried before it if it has to wait.
-        The caller admits what it gets, or goes on where it may, or stops (D4)."""
-        for seq in self._queue.boosted():
-            yield seq, True
-        ordered: list[Sequence] | None = None
-        place = 0
-        while self._queue:
-            earliest = self._queue.earliest
-            if self._may_not_be_overtaken(earliest):
-                yield earliest, False
-                continue
-            if ordered is None:
-                ordered = self._ordered()
-            if place == len(ordered):
-                return
-            if ordered[place] in self._queue:
-                yield ordered[place], True
-            place += 1
-
-    def _ordered(self) -> list[Sequence]:
-        """Up to ``max_candidates`` waiting sequences in the policy's order."""
-        waiting = self._queue.ordinary(self.config.max_candidates)
-        if needs_hits(self.config.policy):
-            for seq in waiting:
-                self._hit(seq)
-        return self._order(waiting, self._hits, self._clock())
-
-    def _may_not_be_overtaken(self, seq: Sequence) -> bool:
-        return (
-            self._queue.num_overtakers(seq) >= self.config.max_skips
-            or self._clock() - seq.arrival >= self.config.max_wait_s
-        )
-
-    def _hit(self, seq: Sequence) -> int:
-        """Cached tokens of a waiting request, looked up again only when the tree has changed."""
-        if self._hits_version != self.kv.version:
-            self._hits.clear()
-            self._hits_version = self.kv.version
-        hit = self._hits.get(seq.request.request_id)
-        if hit is None:
-            hit = self._hits[seq.request.request_id] = self.kv.peek(seq.request)
-        return hit
 
     def _may_lead(self, seq: Sequence) -> bool:
         """Whether it is worth asking who could wait for ``seq``."""
@@ -323,7 +282,7 @@ class Scheduler:
                 self._outputs.append(self._end(seq, "error", error))
             return False
         self._queue.admit(seq)
-        self._hits.pop(seq.request.request_id, None)
+        self._candidates.forget(seq)
         seq.status = Status.RUNNING
         self._running[seq.request.request_id] = seq
         if first:
@@ -395,7 +354,7 @@ class Scheduler:
         else:
             self._queue.remove(seq)
         del self._live[request_id]
-        self._hits.pop(request_id, None)
+        self._candidates.forget(seq)
         self._abort_later.discard(request_id)
         seq.status, seq.finish_reason = Status.FINISHED, reason
         if reason == "abort":

@@ -60,6 +60,11 @@ class WaitingQueue:
             self._admitted.add(seq.number)
         self._forget()
 
+    def clear(self) -> None:
+        self._by_number.clear()
+        self._boosted.clear()
+        self._admitted.clear()
+
     def _forget(self) -> None:
         """Drop admissions that overtook nobody who still waits."""
         if not self._by_number:

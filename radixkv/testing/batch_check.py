@@ -90,7 +90,7 @@ def _check_copies(batch: Batch, num_pages: int) -> None:
         _require(0 <= copy.src < num_pages and 0 <= copy.dst < num_pages, "C2: pages in the pool")
         _require(1 <= copy.num_tokens <= batch.page_size, "C2: a copy has 1..P tokens")
         _require(copy.dst in written, "C2: a copy is made because its sequence writes on behind it")
-        _require(copy.src not in written or copy.src in destinations, "W1: a copy's source is somebody's")
+        _require(copy.src not in written, "W1: a copy's source is written by somebody")
 
 
 def _check_sampling(batch: Batch, vocab_size: int) -> None:

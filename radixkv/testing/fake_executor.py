@@ -116,7 +116,7 @@ class FakeExecutor:
         return token_id if token_id < eos else token_id + 1  # any but the end token
 
     def _score(self, prefix_hash: int, target: int) -> float:
-        return -((prefix_hash >> 16) + 7919 * target) % _SCORE_STEPS / -_SCORE_STEPS
+        return -(((prefix_hash >> 16) + 7919 * target) % _SCORE_STEPS) / _SCORE_STEPS
 
     def expected_output(
         self, prompt_ids: TokenIds, max_tokens: int, *, forced: Mapping[int, int] | None = None
