@@ -1,0 +1,46 @@
+"""EvictionQueue: candidates for eviction in order of recency, at most one entry per page."""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+
+
+class EvictionQueue:
+    """A heap of ``(recency, page)``, corrected lazily.
+
+    An entry's recency may lag behind the page's (recency only grows), never run ahead; whoever takes the
+    first entry compares it with the page's present recency and, if it lags, pushes the page again. So a
+    cache hit costs the queue nothing, and taking the least recent page costs O(log n) amortised: one
+    correction at most for each time a page was used. Each page has one entry at most, so the heap never
+    outgrows the pool.
+    """
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, int]] = []
+        self._queued: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def __contains__(self, page: int) -> bool:
+        return page in self._queued
+
+    def push(self, page: int, recency: int) -> None:
+        """Make ``page`` a candidate; does nothing if it is one already."""
+        if page not in self._queued:
+            self._queued.add(page)
+            heappush(self._heap, (recency, page))
+
+    def pop(self) -> tuple[int, int]:
+        """Remove and return the entry ``(recency, page)`` with the smallest recency."""
+        entry = heappop(self._heap)
+        self._queued.discard(entry[1])
+        return entry
+
+    def first_recency(self) -> int | None:
+        """Recency of the first entry; ``None`` when there is none."""
+        return self._heap[0][0] if self._heap else None
+
+    def clear(self) -> None:
+        self._heap.clear()
+        self._queued.clear()

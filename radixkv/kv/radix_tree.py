@@ -1,0 +1,645 @@
+"""RadixTree: which pages hold the K/V of which token prefix. Knows no pool.
+
+The idea of a radix tree over token ids that maps prefixes to K/V is RadixAttention's (Zheng et al.,
+"SGLang: Efficient Execution of Structured Language Model Programs", 2024). Here an edge carries a list of
+pages, recency belongs to pages rather than nodes, and nobody outside ever holds a node.
+
+The file is long because ``Node`` may not leave it: walking, changing, evicting and checking all touch it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+from numpy.typing import NDArray
+from sortedcontainers import SortedDict
+
+from radixkv.errors import ConfigError, MisuseError
+from radixkv.kv.eviction_memory import Anchor, EvictionMemory
+from radixkv.kv.eviction_queue import EvictionQueue
+from radixkv.kv.explanation import Explanation, Reason
+from radixkv.kv.invariant import require
+from radixkv.kv.match import Insertion, Match
+from radixkv.types import Namespace, PageIds, TokenIds
+
+_TOKEN_BYTES = 4
+_MERGED_BYTES = 4096 * _TOKEN_BYTES
+"""Appending and merging stop at this edge length, so that neither costs more with the prompt's length."""
+_NO_PAGES: PageIds = np.empty(0, np.int32)
+_NO_PAGES.flags.writeable = False
+
+
+class Node:
+    """An edge and what hangs below it. A root's edge is empty; only a root has a namespace of meaning."""
+
+    __slots__ = ("children", "namespace", "pages", "parent", "tokens")
+
+    def __init__(self, tokens: bytes, pages: PageIds, parent: Node | None, namespace: Namespace = ()) -> None:
+        self.tokens = tokens
+        """The edge's token ids as int32 bytes."""
+        self.pages = pages
+        """The edge's page ids: whole pages, but for a leaf's last one, which may hold fewer tokens."""
+        self.children: Any = None
+        """Children by the bytes of their first page, ordered; ``None`` when there are none."""
+        self.parent = parent
+        self.namespace = namespace
+
+    def child(self, key: bytes) -> Node | None:
+        return None if self.children is None else cast("Node | None", self.children.get(key))
+
+    def add_child(self, key: bytes, child: Node) -> None:
+        if self.children is None:
+            self.children = SortedDict()
+        self.children[key] = child
+        child.parent = self
+
+    def drop_child(self, key: bytes) -> None:
+        del self.children[key]
+        if not self.children:
+            self.children = None
+
+
+class _Spot(NamedTuple):
+    """Where a walk ended: ``node``'s first ``used`` pages agree, after them ``agree`` tokens of the page
+    ``next_node.pages[next_index]``, where there is one."""
+
+    node: Node
+    used: int
+    num_bytes: int
+    path: list[PageIds]
+    next_node: Node | None
+    next_index: int
+    agree: int
+
+
+class RadixTree:
+    """A forest, one tree per namespace, from token prefixes to pages.
+
+    T1: an edge holds whole pages, except that a leaf's last page may hold fewer tokens. A fuller page with
+        the same beginning replaces it. A partial page is never written while the tree holds it.
+    T2: siblings differ within their first page; none is another's beginning.
+    T3: a page is in the tree at most once.
+    T4: ``match`` changes nothing but recency, ``peek`` and ``lookup`` nothing at all. No node leaves this
+        file, so nodes may be split, trimmed and merged at any time.
+    T5: recency is a counter kept per page, never rising along a path; the order of eviction is exactly
+        that of a tree with one page per node.
+
+    The tree holds one reference to each of its pages, which the manager counts. It frees nothing itself:
+    ``evict`` and ``clear`` only say which pages it let go.
+    """
+
+    def __init__(self, page_size: int) -> None:
+        if page_size < 1 or page_size & (page_size - 1):
+            raise ConfigError(f"page_size must be a power of two, got {page_size}")
+        self.page_size = page_size
+        self.version = 0
+        """Changes whenever the content changed."""
+        self._page_bytes = page_size * _TOKEN_BYTES
+        self._roots: dict[Namespace, Node] = {}
+        self._queue = EvictionQueue()
+        self._memory = EvictionMemory(0)
+        self._tick = 0
+        self._next_serial = 1
+        self._num_nodes = 0
+        self._counters = dict.fromkeys(
+            ("num_splits", "num_merges", "num_evicted", "num_trims_beside_held", "num_replaced", "num_taken"),
+            0,
+        )
+        # By page id; a serial of 0 says that the page is not in the tree.
+        self._serial = np.zeros(0, np.int64)
+        self._recency = np.zeros(0, np.int64)
+        self._is_tail = np.zeros(0, np.bool_)
+        self._node_of: NDArray[np.object_] = np.empty(0, np.object_)
+
+    # ---- looking ----------------------------------------------------------------------------------------
+
+    @property
+    def num_pages(self) -> int:
+        """Pages that the tree holds."""
+        return int(np.count_nonzero(self._serial))
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes with an edge; roots are not counted."""
+        return self._num_nodes
+
+    @property
+    def held_pages(self) -> PageIds:
+        """The pages that the tree holds, ascending."""
+        return np.flatnonzero(self._serial).astype(np.int32)
+
+    def num_idle(self, ref_count: NDArray[np.int32]) -> int:
+        """Pages that nobody but the tree holds: what ``evict`` could give at most."""
+        num = min(len(self._serial), len(ref_count))
+        return int(np.count_nonzero((ref_count[:num] == 1) & (self._serial[:num] != 0)))
+
+    def peek(self, token_ids: TokenIds, namespace: Namespace = ()) -> int:
+        """How many tokens ``match`` would find; changes nothing, recency included."""
+        spot = self._find(_key(token_ids), namespace)
+        return 0 if spot is None else spot.num_bytes // _TOKEN_BYTES + spot.agree
+
+    def lookup(self, token_ids: TokenIds, namespace: Namespace = ()) -> Match:
+        """What ``match`` would return; changes nothing, recency included."""
+        return self._match_of(self._find(_key(token_ids), namespace))
+
+    def match(self, token_ids: TokenIds, namespace: Namespace = ()) -> Match:
+        """The longest known beginning of ``token_ids``, to the token. Changes recency only: the caller
+        must hold the pages before anything else happens."""
+        match = self._match_of(self._find(_key(token_ids), namespace))
+        self._touch(match.page_ids, match.partial_page)
+        return match
+
+    def num_tokens_of(self, page: int) -> int:
+        """Tokens for which the tree holds ``page``; 0 when it does not hold it."""
+        if page >= len(self._serial) or self._serial[page] == 0:
+            return 0
+        node: Node = self._node_of[page]
+        return self._tokens_in(node, self._index_of(node, page))
+
+    def _find(self, key: bytes, namespace: Namespace) -> _Spot | None:
+        root = self._roots.get(namespace)
+        return None if root is None else self._walk(key, root, 0, 0)
+
+    def _match_of(self, spot: _Spot | None) -> Match:
+        if spot is None:
+            return Match(_NO_PAGES, None, 0, 0)
+        pages = _joined(spot.path)
+        num_tokens = spot.num_bytes // _TOKEN_BYTES + spot.agree
+        if spot.agree == 0 or spot.next_node is None:
+            return Match(pages, None, 0, num_tokens)
+        return Match(pages, int(spot.next_node.pages[spot.next_index]), spot.agree, num_tokens)
+
+    def _walk(self, key: bytes, node: Node, used: int, num_bytes: int) -> _Spot:
+        """Follow ``key`` from byte ``num_bytes`` on, starting behind ``node``'s first ``used`` pages."""
+        page_bytes = self._page_bytes
+        path: list[PageIds] = []
+        while True:
+            if used < len(node.pages):
+                agree = _agreement(node.tokens, used * page_bytes, key, num_bytes)
+                whole = agree // self.page_size
+                if whole:
+                    path.append(node.pages[used : used + whole])
+                    used += whole
+                    num_bytes += whole * page_bytes
+                if used < len(node.pages):
+                    return _Spot(node, used, num_bytes, path, node, used, agree % self.page_size)
+            child = node.child(key[num_bytes : num_bytes + page_bytes])
+            if child is None or len(child.tokens) < page_bytes:
+                neighbour, agree = self._neighbour(node, key, num_bytes)
+                return _Spot(node, used, num_bytes, path, neighbour, 0, agree)
+            if len(child.pages) == 1:
+                path.append(child.pages)
+                used = 1
+                num_bytes += page_bytes
+            else:
+                used = 0
+            node = child
+
+    def _neighbour(self, node: Node, key: bytes, num_bytes: int) -> tuple[Node | None, int]:
+        """The child whose first page agrees longest with the rest of ``key``: one of the two between which
+        the rest would stand in order."""
+        if node.children is None:
+            return None, 0
+        rest = key[num_bytes : num_bytes + self._page_bytes]
+        best: Node | None = None
+        best_agree = 0
+        for backwards in (False, True):
+            bounds = (None, rest) if backwards else (rest, None)
+            near = next(node.children.irange(*bounds, reverse=backwards), None)
+            if near is not None:
+                agree = _agreement(near, 0, rest, 0)
+                if best is None or agree > best_agree:
+                    best, best_agree = node.children[near], agree
+        return best, best_agree
+
+    def _touch(self, pages: PageIds, partial_page: int | None) -> None:
+        self._tick += 1
+        self._recency[pages] = self._tick
+        if partial_page is not None:
+            self._recency[partial_page] = self._tick
+
+    def _index_of(self, node: Node, page: int) -> int:
+        last = len(node.pages) - 1
+        return last if node.pages[last] == page else int(np.flatnonzero(node.pages == page)[0])
+
+    def _tokens_in(self, node: Node, index: int) -> int:
+        return min(self.page_size, len(node.tokens) // _TOKEN_BYTES - index * self.page_size)
+
+    # ---- changing ---------------------------------------------------------------------------------------
+
+    def insert(
+        self, token_ids: TokenIds, pages: PageIds, num_known: int = 0, namespace: Namespace = ()
+    ) -> Insertion:
+        """Make ``pages`` known as the K/V of ``token_ids``; the last page may be partial.
+
+        The caller knows that the tree holds the first ``num_known`` of ``pages`` for these tokens: the
+        walk starts behind them. Pages whose tokens are known already are not adopted. The whole path
+        counts as used now.
+        """
+        key = _key(token_ids)
+        if len(pages) != -(-len(key) // self._page_bytes):
+            raise MisuseError(f"{len(key) // _TOKEN_BYTES} tokens do not fill exactly {len(pages)} pages")
+        self._make_room(pages)
+        node, used = self._start(pages, num_known, namespace)
+        spot = self._walk(key, node, used, num_known * self._page_bytes)
+        known = spot.num_bytes // self._page_bytes
+        canonical = np.array(pages[: len(key) // self._page_bytes], np.int32)
+        canonical[num_known:known] = _joined(spot.path)
+        adopted, covering, replaced = np.array(pages[known:], np.int32), None, None
+        if len(adopted):
+            mine = min(self.page_size, len(key) // _TOKEN_BYTES - known * self.page_size)
+            if spot.agree == mine and spot.next_node is not None:  # a partial page that is known already
+                covering, adopted = int(spot.next_node.pages[spot.next_index]), _NO_PAGES
+            else:
+                if self._serial[adopted].any():
+                    raise MisuseError(f"T3: the tree holds one of the pages {adopted[:16].tolist()} already")
+                if spot.agree and spot.next_node is not None:
+                    replaced = self._replace_partial(spot, int(adopted[0]))
+                if spot.used < len(spot.node.pages):
+                    self._split(spot.node, spot.used)
+                self._extend(spot.node, key[spot.num_bytes :], adopted)
+                self.version += 1
+        self._drop_empty_root(namespace)
+        self._touch(canonical, covering)
+        self._recency[adopted] = self._tick
+        return Insertion(canonical, adopted, replaced)
+
+    def _start(self, pages: PageIds, num_known: int, namespace: Namespace) -> tuple[Node, int]:
+        if num_known == 0:
+            root = self._roots.get(namespace)
+            if root is None:
+                root = self._roots[namespace] = Node(b"", _NO_PAGES, None, namespace)
+            return root, 0
+        page = int(pages[num_known - 1])
+        if self._serial[page] == 0:
+            raise MisuseError(f"page {page} is said to be known, but the tree does not hold it")
+        node: Node = self._node_of[page]
+        return node, self._index_of(node, page) + 1
+
+    def _replace_partial(self, spot: _Spot, new_page: int) -> tuple[int, int] | None:
+        """Let go the partial page at ``spot`` if all of its tokens begin the new one (T1)."""
+        node = spot.next_node
+        if node is None or spot.agree < self._tokens_in(node, spot.next_index):
+            return None
+        old = int(node.pages[spot.next_index])
+        self._cut(node, spot.next_index)
+        if spot.next_index == 0:
+            self._unlink(node)
+        self._counters["num_replaced"] += 1
+        return old, new_page
+
+    def _extend(self, node: Node, tokens: bytes, pages: PageIds) -> None:
+        """Hang new pages behind the whole edge of ``node``."""
+        is_leaf = node.children is None and node.parent is not None
+        if is_leaf:
+            self._is_tail[node.pages[-1]] = False
+        if is_leaf and len(node.tokens) + len(tokens) <= _MERGED_BYTES:
+            node.tokens += tokens
+            node.pages = np.concatenate((node.pages, pages))
+            leaf = node
+        else:
+            leaf = Node(tokens, pages.copy(), node)  # a copy: a slice would keep its base alive
+            node.add_child(tokens[: self._page_bytes], leaf)
+            self._num_nodes += 1
+        self._node_of[pages] = leaf
+        self._serial[pages] = np.arange(self._next_serial, self._next_serial + len(pages))
+        self._next_serial += len(pages)
+        self._recency[pages] = self._tick + 1
+        self._make_tail(leaf)
+
+    def _split(self, node: Node, num_pages: int) -> None:
+        """Cut an edge behind its first ``num_pages`` pages; the rest becomes the only child."""
+        at = num_pages * self._page_bytes
+        rest = Node(node.tokens[at:], node.pages[num_pages:].copy(), node)
+        rest.children = node.children
+        for child in rest.children.values() if rest.children is not None else ():
+            child.parent = rest
+        node.children = None
+        node.tokens, node.pages = node.tokens[:at], node.pages[:num_pages].copy()
+        node.add_child(rest.tokens[: self._page_bytes], rest)
+        self._node_of[rest.pages] = rest
+        self._num_nodes += 1
+        self._counters["num_splits"] += 1
+
+    def _merge(self, node: Node) -> None:
+        """Join ``node`` with its only child, unless the edge would get too long to be worth it."""
+        if node.parent is None or node.children is None or len(node.children) != 1:
+            return
+        child: Node = node.children.peekitem(0)[1]
+        if len(node.tokens) + len(child.tokens) > _MERGED_BYTES:
+            return
+        parent, key = node.parent, node.tokens[: self._page_bytes]
+        child.tokens = node.tokens + child.tokens
+        child.pages = np.concatenate((node.pages, child.pages))
+        self._node_of[node.pages] = child
+        parent.add_child(key, child)
+        self._num_nodes -= 1
+        self._counters["num_merges"] += 1
+
+    def _cut(self, leaf: Node, num_pages: int) -> None:
+        """Keep only the first ``num_pages`` pages of a leaf; the rest is no longer in the tree."""
+        gone = leaf.pages[num_pages:]
+        self._serial[gone] = 0
+        self._is_tail[gone] = False
+        self._node_of[gone] = None
+        if num_pages:
+            leaf.tokens = leaf.tokens[: num_pages * self._page_bytes]
+            leaf.pages = leaf.pages[:num_pages].copy()
+        self.version += 1
+
+    def _unlink(self, leaf: Node) -> None:
+        """Take a leaf without pages off its parent."""
+        assert leaf.parent is not None
+        leaf.parent.drop_child(leaf.tokens[: self._page_bytes])
+        self._num_nodes -= 1
+
+    def _after_loss(self, node: Node) -> None:
+        """``node`` lost its last page or a child: give it its place again as leaf, chain or empty root."""
+        if node.parent is None:
+            self._drop_empty_root(node.namespace)
+        elif node.children is None:
+            self._make_tail(node)
+        else:
+            self._merge(node)
+
+    def _make_tail(self, leaf: Node) -> None:
+        page = int(leaf.pages[-1])
+        self._is_tail[page] = True
+        self._queue.push(page, int(self._recency[page]))
+
+    def _drop_empty_root(self, namespace: Namespace) -> None:
+        root = self._roots.get(namespace)
+        if root is not None and root.children is None:
+            del self._roots[namespace]
+
+    def _make_room(self, pages: PageIds) -> None:
+        need = int(pages.max(initial=-1)) + 1
+        if need > len(self._serial):
+            more = max(need, 2 * len(self._serial)) - len(self._serial)
+            self._serial = np.concatenate((self._serial, np.zeros(more, np.int64)))
+            self._recency = np.concatenate((self._recency, np.zeros(more, np.int64)))
+            self._is_tail = np.concatenate((self._is_tail, np.zeros(more, np.bool_)))
+            self._node_of = np.concatenate((self._node_of, np.empty(more, np.object_)))
+
+    def take(self, page: int) -> None:
+        """Give a partial page to its only other holder, who will write on it. It leaves the tree."""
+        num_tokens = self.num_tokens_of(page)
+        if not 0 < num_tokens < self.page_size:
+            raise MisuseError(f"page {page} is not a partial page of the tree ({num_tokens} tokens)")
+        leaf: Node = self._node_of[page]
+        self._counters["num_taken"] += 1
+        self._remove_tail(leaf, 1)
+
+    def _remove_tail(self, leaf: Node, num_pages: int) -> None:
+        """Take the last ``num_pages`` pages off a leaf."""
+        left = len(leaf.pages) - num_pages
+        self._cut(leaf, left)
+        if left:
+            self._after_loss(leaf)
+        else:
+            self._unlink(leaf)
+            assert leaf.parent is not None
+            self._after_loss(leaf.parent)
+
+    # ---- evicting ---------------------------------------------------------------------------------------
+
+    def became_idle(self, pages: PageIds) -> None:
+        """``pages`` are held by the tree alone from now on. Pages that it does not hold, and pages that are
+        not the last of a leaf, are passed over."""
+        pages = pages[pages < len(self._is_tail)]
+        for page in pages[self._is_tail[pages]].tolist():
+            self._queue.push(page, int(self._recency[page]))
+
+    def evict(self, num_pages: int, ref_count: NDArray[np.int32]) -> PageIds:
+        """Let go up to ``num_pages`` idle pages, least recently used first, always from a leaf's end.
+
+        ``ref_count[page]`` is 1 for an idle page. Returns the pages in that order: exactly ``num_pages`` of
+        them, or all that are idle. The pages are not freed here.
+        """
+        out: list[PageIds] = []
+        left = num_pages
+        while left > 0 and len(self._queue):
+            recency, page = self._queue.pop()
+            if not self._is_tail[page] or ref_count[page] != 1:
+                continue  # met and dropped; became_idle or a new leaf puts it back
+            if self._recency[page] != recency:
+                self._queue.push(page, int(self._recency[page]))
+                continue
+            leaf: Node = self._node_of[page]
+            num = self._num_victims(leaf, left, ref_count)
+            gone = leaf.pages[len(leaf.pages) - num :][::-1].copy()
+            self._remember(leaf, num)
+            self._counters["num_evicted"] += num
+            if num < len(leaf.pages) and ref_count[leaf.pages[-num - 1]] != 1:
+                self._counters["num_trims_beside_held"] += 1
+            self._remove_tail(leaf, num)
+            out.append(gone)
+            left -= num
+        return _joined(out)
+
+    def _num_victims(self, leaf: Node, limit: int, ref_count: NDArray[np.int32]) -> int:
+        """How many pages at the end of ``leaf`` come next in the order of eviction: idle ones that were used
+        before every other candidate. The last one is known to be the first victim."""
+        if limit == 1 or len(leaf.pages) == 1:
+            return 1
+        tail = leaf.pages[-limit:][::-1]
+        others = self._queue.first_recency()
+        if others is None:
+            stop = ref_count[tail] != 1
+        else:
+            stop = (ref_count[tail] != 1) | (self._recency[tail] >= others)
+        stop[0] = False
+        return int(stop.argmax()) if stop.any() else len(tail)
+
+    def _remember(self, leaf: Node, num_pages: int) -> None:
+        """Record the last ``num_pages`` pages of ``leaf`` as evicted, last one first."""
+        width = self._page_bytes
+        for index in range(len(leaf.pages) - 1, len(leaf.pages) - num_pages - 1, -1):
+            anchor = int(self._serial[leaf.pages[index - 1]]) if index else self._anchor_of(leaf.parent)
+            tokens = leaf.tokens[index * width : (index + 1) * width]
+            self._memory.record(anchor, tokens, int(self._serial[leaf.pages[index]]))
+
+    def _anchor_of(self, node: Node | None) -> Anchor:
+        assert node is not None
+        return node.namespace if node.parent is None else int(self._serial[node.pages[-1]])
+
+    def clear(self) -> PageIds:
+        """Let go everything; returns the pages that were held. They are not freed here."""
+        pages = self.held_pages
+        self._roots.clear()
+        self._queue.clear()
+        self._memory.clear()
+        self._serial[:] = 0
+        self._is_tail[:] = False
+        self._node_of[:] = None
+        self._num_nodes = 0
+        self.version += 1
+        return pages
+
+    # ---- explaining -------------------------------------------------------------------------------------
+
+    def remember_evictions(self, max_pages: int) -> None:
+        """Keep the last ``max_pages`` evicted pages in mind for ``explain``; forgets those so far."""
+        self._memory = EvictionMemory(max_pages)
+
+    def explain(self, token_ids: TokenIds, namespace: Namespace = ()) -> Explanation:
+        """How long the hit is and why it stops there. Changes nothing; costs O(pages)."""
+        key = _key(token_ids)
+        spot = self._find(key, namespace)
+        whole = 0 if spot is None else spot.num_bytes // self._page_bytes
+        hit = 0 if spot is None else spot.num_bytes // _TOKEN_BYTES + spot.agree
+        if hit == len(key) // _TOKEN_BYTES:
+            return Explanation(hit_tokens=hit, reason="whole", position=hit)
+        cached_token: int | None = None
+        if spot is not None and spot.next_node is not None:
+            offset = spot.next_index * self.page_size + spot.agree
+            if spot.agree < self._tokens_in(spot.next_node, spot.next_index):
+                cached_token = int(_tokens(spot.next_node.tokens)[offset])
+        evicted = self._evictions_ago(key, namespace, [] if spot is None else spot.path, whole, hit)
+        other: Namespace | None = None
+        longest = hit
+        for name in self._roots:
+            if name != namespace and (length := self.peek(token_ids, name)) > longest:
+                other, longest = name, length
+        reason: Reason = "absent" if cached_token is None else "differs"
+        if other is not None:
+            reason = "other_namespace"
+        if evicted is not None:
+            reason = "evicted"
+        return Explanation(
+            hit_tokens=hit, reason=reason, position=hit, cached_token=cached_token, evictions_ago=evicted,
+            other_namespace=other,
+        )  # fmt: skip
+
+    def _evictions_ago(
+        self, key: bytes, namespace: Namespace, path: list[PageIds], whole: int, hit: int
+    ) -> int | None:
+        """How long ago the page was evicted that would have made the hit longer, or ``None``."""
+        if not len(self._memory):
+            return None
+        width = self._page_bytes
+        anchors: set[Anchor] = {namespace}
+        for index, page in enumerate(_joined(path).tolist()):
+            tokens = key[index * width : (index + 1) * width]
+            ghosts = {g.serial for a in anchors for g in self._memory.under(a) if g.tokens == tokens}
+            anchors = {int(self._serial[page]), *ghosts}
+        rest = key[whole * width : (whole + 1) * width]
+        best, number = hit, 0
+        for ghost in (g for a in anchors for g in self._memory.under(a)):
+            length = whole * self.page_size + _agreement(ghost.tokens, 0, rest, 0)
+            if length > best or (number and length == best and ghost.number > number):
+                best, number = length, ghost.number
+        return self._memory.num_evicted - number + 1 if number else None
+
+    # ---- verifying --------------------------------------------------------------------------------------
+
+    def _nodes(self) -> Iterator[Node]:
+        """All nodes, roots included; iterative."""
+        todo = list(self._roots.values())
+        while todo:
+            node = todo.pop()
+            yield node
+            if node.children is not None:
+                todo.extend(node.children.values())
+
+    def check(self, ref_count: NDArray[np.int32] | None = None) -> None:
+        """Verify T1 to T5, and with ``ref_count`` also M2 and that every idle page can be evicted, from
+        scratch. Raises ``InternalError``."""
+        seen: list[PageIds] = []
+        num_nodes = 0
+        for node in self._nodes():
+            if node.parent is None:
+                require(node.children is not None, "T1", f"empty root of namespace {node.namespace}")
+                require(self._roots.get(node.namespace) is node, "T1", "a root stands under another name")
+            else:
+                num_nodes += 1
+                seen.append(node.pages)
+                self._check_edge(node)
+                if ref_count is not None:
+                    self._check_counts(node, ref_count)
+            self._check_siblings(node)
+        pages = np.sort(_joined(seen))
+        require(len(np.unique(pages)) == len(pages), "T3", f"a page is in the tree twice: {pages.tolist()}")
+        require(np.array_equal(pages, self.held_pages), "T3", "serials and nodes disagree")
+        require(num_nodes == self._num_nodes, "T4", f"{num_nodes} nodes, counted {self._num_nodes}")
+        tails = np.sort(
+            np.array([n.pages[-1] for n in self._nodes() if n.parent and not n.children], np.int32)
+        )
+        require(np.array_equal(np.flatnonzero(self._is_tail), tails), "T5", "tails of leaves are not marked")
+
+    def _check_edge(self, node: Node) -> None:
+        state = f"pages {node.pages.tolist()}, {len(node.tokens) // _TOKEN_BYTES} tokens"
+        require(len(node.pages) > 0, "T1", "a node without pages")
+        require(len(node.pages) == -(-len(node.tokens) // self._page_bytes), "T1", state)
+        require(len(node.tokens) % self._page_bytes == 0 or node.children is None, "T1", state)
+        require(all(self._node_of[page] is node for page in node.pages), "T4", f"node_of_page: {state}")
+        recency = self._recency[node.pages]
+        require(bool((np.diff(recency) <= 0).all()), "T5", f"{state}, recency {recency.tolist()}")
+        assert node.parent is not None
+        if node.parent.parent is not None:
+            require(self._recency[node.parent.pages[-1]] >= recency[0], "T5", state)
+        require(int(recency.max()) <= self._tick, "T5", state)
+
+    def _check_counts(self, node: Node, ref_count: NDArray[np.int32]) -> None:
+        counts = ref_count[node.pages]
+        state = f"pages {node.pages.tolist()}, counts {counts.tolist()}"
+        require(bool((counts >= 1).all()), "M1", f"the tree holds a page that is free: {state}")
+        require(bool((np.diff(counts) <= 0).all()), "M2", state)
+        assert node.parent is not None
+        if node.parent.parent is not None:
+            require(ref_count[node.parent.pages[-1]] >= counts[0], "M2", state)
+        if node.children is None and counts[-1] == 1:
+            require(int(node.pages[-1]) in self._queue, "T5", f"an idle leaf cannot be evicted: {state}")
+
+    def _check_siblings(self, node: Node) -> None:
+        if node.children is None:
+            return
+        before: bytes | None = None
+        for key, child in node.children.items():
+            require(child.parent is node, "T4", "a child does not know its parent")
+            require(key == child.tokens[: self._page_bytes], "T2", "a child stands under another key")
+            # In byte order, what begins with a key follows it directly.
+            require(before is None or not key.startswith(before), "T2", "a sibling begins with another")
+            before = key
+
+    def stats(self) -> dict[str, int]:
+        """Sizes and counters since the beginning."""
+        return {
+            "num_pages": self.num_pages,
+            "num_nodes": self._num_nodes,
+            "num_namespaces": len(self._roots),
+            "num_candidates": len(self._queue),
+            "version": self.version,
+            **self._counters,
+        }
+
+
+def _key(token_ids: TokenIds) -> bytes:
+    assert token_ids.dtype == np.int32
+    return token_ids.tobytes()
+
+
+def _tokens(tokens: bytes) -> TokenIds:
+    return np.frombuffer(tokens, np.int32)
+
+
+def _joined(parts: list[PageIds]) -> PageIds:
+    if len(parts) == 1:
+        return parts[0].copy()
+    return np.concatenate(parts) if parts else _NO_PAGES
+
+
+def _agreement(edge: bytes, edge_start: int, key: bytes, key_start: int) -> int:
+    """How many tokens ``edge`` and ``key`` have in common, each read from its byte ``start`` on."""
+    if edge_start == 0 and key.startswith(edge, key_start):
+        return len(edge) // _TOKEN_BYTES
+    num = min(len(edge) - edge_start, len(key) - key_start) // _TOKEN_BYTES
+    if num <= 0:
+        return 0
+    a = np.frombuffer(edge, np.int32, num, edge_start)
+    b = np.frombuffer(key, np.int32, num, key_start)
+    differ = a != b
+    first = int(differ.argmax())
+    return first if differ[first] else num
