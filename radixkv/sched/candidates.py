@@ -13,8 +13,8 @@ from radixkv.sequence import Sequence
 
 class Candidates:
     """A view of the waiting queue in the order of trying: preempted sequences, then the policy's order over
-    the first ``max_candidates`` by arrival; but a request that may not be overtaken any more (D4) comes before
-    all but the preempted. Remembers hits while the tree stays as it is; changes nothing else."""
+    the first ``max_candidates`` by arrival; but a request that may not be overtaken any more (D4) comes
+    before all but the preempted. Remembers hits while the tree stays as it is; changes nothing else."""
 
     def __init__(
         self, config: EngineConfig, kv: KVCacheManager, queue: WaitingQueue, clock: Callable[[], float]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
+from radixkv.sequence import FinishReason
+
 
 @dataclass
 class Counters:
-    """N1: ``num_added = num_finished + num_aborted + num_failed + waiting + running``."""
+    """N1: ``num_added = num_ended + waiting + running``."""
 
     num_added: int = 0
     num_finished: int = 0
@@ -29,6 +31,18 @@ class Counters:
     output_tokens: int = 0
     schedule_cpu_s: float = 0.0
     update_cpu_s: float = 0.0
+
+    def count_end(self, reason: FinishReason) -> None:
+        if reason == "abort":
+            self.num_aborted += 1
+        elif reason == "error":
+            self.num_failed += 1
+        else:
+            self.num_finished += 1
+
+    @property
+    def num_ended(self) -> int:
+        return self.num_finished + self.num_aborted + self.num_failed
 
     @property
     def hit_rate(self) -> float:

@@ -182,7 +182,7 @@ class Scheduler:
         outputs = self.take_outputs()
         for seq in list(self._live.values()):
             seq.status, seq.finish_reason = Status.FINISHED, "error"
-            self.counters.num_failed += 1
+            self.counters.count_end("error")
             outputs.append(self._output(seq, (), error))
         self._live, self._running, self._in_flight = {}, {}, None
         self._queue.clear()
@@ -278,7 +278,7 @@ class Scheduler:
             self.kv.release(seq)
             if first:
                 seq.num_cached = None
-            if not self._running:  # nobody is going to free a page: somebody outside holds them
+            if not self._running:  # nobody here is going to free a page
                 self._outputs.append(self._end(seq, "error", error))
             return False
         self._queue.admit(seq)
@@ -357,12 +357,7 @@ class Scheduler:
         self._candidates.forget(seq)
         self._abort_later.discard(request_id)
         seq.status, seq.finish_reason = Status.FINISHED, reason
-        if reason == "abort":
-            self.counters.num_aborted += 1
-        elif reason == "error":
-            self.counters.num_failed += 1
-        else:
-            self.counters.num_finished += 1
+        self.counters.count_end(reason)
         return self._output(seq, new_ids, error)
 
     def _output(
@@ -410,6 +405,4 @@ class Scheduler:
             committed = seq.num_committed_pages * self.config.page_size
             require(committed <= seq.num_computed < seq.num_tokens, "S1", seq.request.request_id)
         require(len(self._running) <= self._max_running, "D2", f"{len(self._running)} sequences run")
-        counters = self.counters
-        ended = counters.num_finished + counters.num_aborted + counters.num_failed
-        require(counters.num_added == ended + len(self._live), "N1", self.stats())
+        require(self.counters.num_added == self.counters.num_ended + len(self._live), "N1", self.stats())
