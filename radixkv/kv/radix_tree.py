@@ -253,8 +253,7 @@ class RadixTree:
             if spot.agree == mine and spot.next_node is not None:  # a partial page that is known already
                 covering, adopted = int(spot.next_node.pages[spot.next_index]), _NO_PAGES
             else:
-                if self._serial[adopted].any():
-                    raise MisuseError(f"T3: the tree holds one of the pages {adopted[:16].tolist()} already")
+                self._check_new(adopted, spot)
                 if spot.agree and spot.next_node is not None:
                     replaced = self._replace_partial(spot, int(adopted[0]))
                 if spot.used < len(spot.node.pages):
@@ -277,6 +276,17 @@ class RadixTree:
             raise MisuseError(f"page {page} is said to be known, but the tree does not hold it")
         node: Node = self._node_of[page]
         return node, self._index_of(node, page) + 1
+
+    def _check_new(self, pages: PageIds, spot: _Spot) -> None:
+        """T3: the tree holds none of ``pages`` yet, but for a partial page that got fuller where it is."""
+        clash = pages[self._serial[pages] != 0]
+        if len(clash) == 0:
+            return
+        node, index = spot.next_node, spot.next_index
+        grows = node is not None and spot.agree == self._tokens_in(node, index)
+        if node is not None and grows and len(clash) == 1 and clash[0] == pages[0] == node.pages[index]:
+            return
+        raise MisuseError(f"T3: the tree holds these pages already: {clash[:16].tolist()}")
 
     def _replace_partial(self, spot: _Spot, new_page: int) -> tuple[int, int] | None:
         """Let go the partial page at ``spot`` if all of its tokens begin the new one (T1)."""

@@ -1,0 +1,568 @@
+"""KVCacheManager: the life of a sequence's pages. The only caller of the pool's three verbs.
+
+The file is long because no other may call ``allocate``, ``incref`` and ``decref``.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from radixkv.errors import ConfigError, InternalError, InvalidRequestError, MisuseError, OutOfPages
+from radixkv.kv.explanation import Explanation as Explanation
+from radixkv.kv.invariant import require
+from radixkv.kv.null_tree import NullTree
+from radixkv.kv.page_copy import PageCopy
+from radixkv.kv.page_pool import PagePool
+from radixkv.kv.page_table import PageTable
+from radixkv.kv.pins import FlushReport as FlushReport
+from radixkv.kv.pins import Pin as Pin
+from radixkv.kv.pins import PinBook
+from radixkv.kv.radix_tree import RadixTree
+from radixkv.kv.tail_copy import CopyState, TailCopy
+from radixkv.types import Namespace, PageIds, TokenIds
+
+if TYPE_CHECKING:
+    from radixkv.sequence import Request, Sequence
+
+
+class KVCacheManager:
+    """Five verbs are a sequence's whole life: ``acquire reserve commit fork release``.
+
+    M1: a page's count = tables that hold it + pins + copy sources of the batch being built + 1 if the tree
+        holds it.
+    M2: along any path from a root counts never rise, so every idle page can be evicted, leaf first.
+    M3: only computed tokens are inserted, and at least one token is always left to compute.
+    M4: match and hold are one call.
+    W1: every slot written in a step is on a page whose count is 1; ``reserve`` copies where it is not.
+
+    A partial page that a hit ends in is copied, so that the next one finds it too. Only when the pool has
+    no page left for that copy is it taken over from the tree (nobody else may hold it, and all of its
+    tokens must have matched) or, where it cannot be, the partial match dropped: so a hit never needs more
+    pages than a miss. Not safe for several threads.
+    """
+
+    def __init__(
+        self,
+        pool: PagePool,
+        tree: RadixTree | NullTree,
+        *,
+        max_pinned_pages: int = 0,
+        eviction_memory: int = 1024,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if not 0 <= max_pinned_pages < pool.num_pages:
+            raise ConfigError(f"max_pinned_pages must lie in 0..{pool.num_pages - 1}, got {max_pinned_pages}")
+        if eviction_memory < 0:
+            raise ConfigError(f"eviction_memory must be at least 0, got {eviction_memory}")
+        self.pool = pool
+        self.tree = tree
+        self.page_size = tree.page_size
+        self.epoch = 0
+        """Raised by ``flush``; the last field of every namespace in the tree."""
+        self._clock = clock
+        self._book = PinBook(max_pinned_pages)
+        self._copies: dict[Sequence, TailCopy] = {}
+        self._admitting: set[Sequence] = set()
+        self._counters = dict.fromkeys(
+            (
+                "num_partial_copies", "num_forked_copies", "num_takeovers", "num_partials_dropped",
+                "num_copies_cancelled", "num_repointed", "num_out_of_pages", "num_pins_expired",
+                "num_flushes",
+            ),
+            0,
+        )  # fmt: skip
+        tree.remember_evictions(eviction_memory)
+
+    # ---- looking ----------------------------------------------------------------------------------------
+
+    @property
+    def version(self) -> int:
+        """Changes whenever the tree's content changed: a ``peek`` is good for as long as it does not."""
+        return self.tree.version
+
+    @property
+    def num_available(self) -> int:
+        """Pages that a ``reserve`` could get now: free ones and idle ones."""
+        return self.pool.num_free + self.tree.num_idle(self.pool.ref_count)
+
+    @property
+    def num_pinned_pages(self) -> int:
+        """Distinct pages that pins hold."""
+        return self._book.num_pages
+
+    @property
+    def pins(self) -> tuple[Pin, ...]:
+        """Live pins with the pages that they hold now."""
+        return self._book.pins
+
+    def peek(self, request: Request) -> int:
+        """How many of the prompt's tokens ``acquire`` would find now; changes nothing."""
+        limit = request.max_hit_tokens
+        return self.tree.peek(request.prompt_ids[: max(limit, 0)], self._namespace(request.namespace))
+
+    def explain(self, token_ids: TokenIds | Iterable[int], namespace: Namespace = ()) -> Explanation:
+        """How long the hit of these tokens is, and why it stops there. Changes nothing."""
+        found = self.tree.explain(_as_token_ids(token_ids), self._namespace(namespace))
+        if found.other_namespace is None:
+            return found
+        return Explanation(
+            hit_tokens=found.hit_tokens, reason=found.reason, position=found.position,
+            cached_token=found.cached_token, evictions_ago=found.evictions_ago,
+            other_namespace=found.other_namespace[:-1],
+        )  # fmt: skip
+
+    def _namespace(self, namespace: Namespace) -> Namespace:
+        return (*namespace, self.epoch)
+
+    def _is_stale(self, seq: Sequence) -> bool:
+        return seq.namespace[-1:] != (self.epoch,)
+
+    # ---- holding: every change of a count goes through these ---------------------------------------------
+
+    def _hold(self, pages: PageIds) -> None:
+        self.pool.incref(pages)
+
+    def _let_go(self, pages: PageIds) -> None:
+        self.pool.decref(pages)
+        self.tree.became_idle(pages[self.pool.ref_count[pages] == 1])
+
+    def _allocate(self, num_pages: int) -> PageIds:
+        """``num_pages`` pages, evicting what is short. The caller knows that there are enough."""
+        short = num_pages - self.pool.num_free
+        if short > 0:
+            evicted = self.tree.evict(short, self.pool.ref_count)
+            self.pool.decref(evicted)
+            if len(evicted) < short:
+                raise InternalError(f"M2: {short} pages should be idle, {len(evicted)} were: {self.stats()}")
+        return self.pool.allocate(num_pages)
+
+    # ---- acquire ----------------------------------------------------------------------------------------
+
+    def acquire(self, seq: Sequence) -> None:
+        """Match the sequence's tokens and hold what was found, in one call (M4).
+
+        Sets ``page_table``, ``num_computed`` (the hit, to the token), ``num_committed_pages``,
+        ``namespace`` and, at first admission, ``num_cached``. Needs no free page and evicts nothing. At
+        least one token is left to compute (M3); of a prompt, at most ``request.max_hit_tokens`` are hit.
+        """
+        self._check_empty(seq)
+        seq.namespace = self._namespace(seq.request.namespace)
+        match = self.tree.match(seq.token_ids[: _hit_limit(seq)], seq.namespace)
+        self._hold(match.page_ids)
+        seq.page_table.extend(match.page_ids)
+        if match.partial_page is not None:
+            self._hold(_page(match.partial_page))
+            self._copies[seq] = TailCopy(
+                match.partial_page, len(match.page_ids), match.partial_tokens, CopyState.MATCHED
+            )
+        seq.num_committed_pages = len(match.page_ids)
+        seq.num_computed = match.num_tokens
+        if seq.num_cached is None:
+            seq.num_cached = match.num_tokens
+            self._admitting.add(seq)
+
+    def _check_empty(self, seq: Sequence) -> None:
+        if seq.page_table.page_size != self.page_size:
+            raise MisuseError(
+                f"the table's pages are of {seq.page_table.page_size}, not {self.page_size} tokens"
+            )
+        if seq.page_table.num_pages or seq in self._copies or seq.num_computed:
+            raise MisuseError(
+                f"acquire of a sequence that holds {seq.page_table.num_pages} pages and has computed "
+                f"{seq.num_computed} tokens: release it first"
+            )
+
+    # ---- reserve ----------------------------------------------------------------------------------------
+
+    def reserve(self, seq: Sequence, num_tokens: int) -> None:
+        """Room to write positions ``num_computed .. num_computed + num_tokens - 1``.
+
+        Evicts when pages are short. A last page that others hold too is replaced by a copy (W1), listed in
+        ``take_copies``. If the page for a copy of a partial match is all that lacks, the page is taken over
+        or the match dropped; then ``num_computed`` (and ``num_cached`` at admission) fall back to whole
+        pages, and the room reaches as far as was asked for. Raises ``OutOfPages`` having changed and
+        evicted nothing.
+        """
+        if num_tokens < 0:
+            raise MisuseError(f"cannot reserve {num_tokens} tokens")
+        if num_tokens == 0:
+            return
+        copy = self._open_copy(seq, "reserve")
+        if copy is not None and copy.state is CopyState.PENDING:
+            copy = None
+        # A source that the tree let go meanwhile and nobody else holds: nobody loses a hit by it.
+        alone = copy is not None and self.pool.ref_count[copy.source] == 1
+        grow = -(-(seq.num_computed + num_tokens) // self.page_size) - seq.page_table.num_pages
+        shared = self._shared_page(seq)
+        need = max(grow, 0) + (shared is not None) - alone
+        if need > self.pool.num_free and need > (available := self.num_available):
+            need = self._do_without_copy(seq, need, available)
+        elif copy is not None and alone:
+            self._take_over(seq, copy)
+        self._admitting.discard(seq)
+        if need == 0:
+            return
+        new = self._allocate(need)
+        if shared is not None:
+            self._replace_shared(seq, shared, int(new[0]))
+            new = new[1:]
+        seq.page_table.extend(new)
+        copy = self._copies.get(seq)
+        if copy is not None and copy.state is CopyState.MATCHED:
+            copy.state = CopyState.PENDING
+            self._counters["num_partial_copies"] += 1
+
+    def _shared_page(self, seq: Sequence) -> int | None:
+        """Index of the table's page that would be written next, if it is begun and others hold it too."""
+        index, begun = divmod(seq.num_computed, self.page_size)
+        if begun == 0 or index >= seq.page_table.num_pages:
+            return None
+        return index if self.pool.ref_count[seq.page_table.pages[index]] > 1 else None
+
+    def _replace_shared(self, seq: Sequence, index: int, new_page: int) -> None:
+        """Copy-on-write: the table's reference on the old page becomes the copy's."""
+        old = int(seq.page_table.pages[index])
+        seq.page_table.replace(index, _page(new_page))
+        self._copies[seq] = TailCopy(old, index, seq.num_computed % self.page_size, CopyState.PENDING)
+        seq.num_committed_pages = min(seq.num_committed_pages, index)
+        self._counters["num_forked_copies"] += 1
+
+    def _do_without_copy(self, seq: Sequence, need: int, available: int) -> int:
+        """Pages are short: spare the page of a partial match. Returns how many are needed then."""
+        copy = self._copies.get(seq)
+        if copy is not None and copy.state is CopyState.MATCHED and need - 1 <= available:
+            if self._can_take_over(copy):
+                self._take_over(seq, copy)
+                return need - 1
+            if self.pool.ref_count[copy.source] <= 2 and self.tree.num_tokens_of(copy.source):
+                self._drop_partial(seq, copy)
+                return need
+        self._counters["num_out_of_pages"] += 1
+        raise OutOfPages(need, available)
+
+    def _can_take_over(self, copy: TailCopy) -> bool:
+        if self.pool.ref_count[copy.source] != 2:
+            return False
+        return self.tree.num_tokens_of(copy.source) == copy.num_tokens < self.page_size
+
+    def _take_over(self, seq: Sequence, copy: TailCopy) -> None:
+        """The tree's partial page becomes the sequence's own; the hold on it becomes the table's."""
+        if self.tree.num_tokens_of(copy.source):
+            self.tree.take(copy.source)
+            self.pool.decref(_page(copy.source))
+        seq.page_table.extend(_page(copy.source))
+        del self._copies[seq]
+        self._counters["num_takeovers"] += 1
+
+    def _drop_partial(self, seq: Sequence, copy: TailCopy) -> None:
+        del self._copies[seq]
+        self._let_go(_page(copy.source))
+        seq.num_computed = copy.page_index * self.page_size
+        if seq in self._admitting:
+            seq.num_cached = seq.num_computed
+        self._counters["num_partials_dropped"] += 1
+
+    # ---- copies -----------------------------------------------------------------------------------------
+
+    def take_copies(self) -> tuple[PageCopy, ...]:
+        """All copies that the batch being built must do first. Call once per batch; the sources are let go,
+        so nothing may be reserved between this and the batch's execution."""
+        out: list[PageCopy] = []
+        for seq, copy in self._copies.items():
+            if copy.state is CopyState.PENDING:
+                destination = int(seq.page_table.pages[copy.page_index])
+                out.append(PageCopy(copy.source, destination, copy.num_tokens))
+                copy.state = CopyState.TAKEN
+                self._let_go(_page(copy.source))
+        return tuple(out)
+
+    def _is_done(self, seq: Sequence, copy: TailCopy) -> bool:
+        """A copy is known to be done when its sequence has computed beyond it."""
+        copied = copy.page_index * self.page_size + copy.num_tokens
+        return copy.state is CopyState.TAKEN and seq.num_computed > copied
+
+    def _open_copy(self, seq: Sequence, verb: str) -> TailCopy | None:
+        """The sequence's copy, if it has one that is not done; one that is done is forgotten here."""
+        copy = self._copies.get(seq)
+        if copy is None or copy.state is not CopyState.TAKEN:
+            return copy
+        if not self._is_done(seq, copy):
+            raise MisuseError(f"{verb} of a sequence whose batch is in flight: compute and commit it first")
+        del self._copies[seq]
+        return None
+
+    def _end_copy(self, seq: Sequence) -> None:
+        """Forget the sequence's copy. If it is not known to be done, the page it was for holds nothing."""
+        copy = self._copies.pop(seq, None)
+        if copy is None or self._is_done(seq, copy):
+            return
+        if copy.state is not CopyState.TAKEN:
+            self._let_go(_page(copy.source))
+        seq.num_computed = copy.page_index * self.page_size
+        self._counters["num_copies_cancelled"] += 1
+
+    # ---- commit -----------------------------------------------------------------------------------------
+
+    def commit(self, seq: Sequence) -> None:
+        """The scheduler raised ``num_computed``: make the newly full pages known.
+
+        Pages whose tokens another sequence committed first are repointed to that one's before they are
+        freed. After a flush, a sequence of the old epoch inserts nothing.
+        """
+        self._check_progress(seq)
+        copy = self._copies.get(seq)
+        if copy is not None and self._is_done(seq, copy):
+            del self._copies[seq]
+        num_full = seq.num_computed // self.page_size
+        if num_full > seq.num_committed_pages and not self._is_stale(seq):
+            self._insert(seq, num_full * self.page_size)
+
+    def _check_progress(self, seq: Sequence) -> None:
+        copy = self._copies.get(seq)
+        if copy is not None and copy.state is not CopyState.TAKEN:
+            if seq.num_computed > copy.page_index * self.page_size + copy.num_tokens:
+                raise MisuseError("computed beyond a copy that no batch has taken: call take_copies first")
+        elif seq.num_computed > seq.page_table.num_slots:
+            raise MisuseError(f"{seq.num_computed} tokens computed, room for {seq.page_table.num_slots}")
+        if seq.num_computed > seq.num_tokens:
+            raise MisuseError(f"{seq.num_computed} tokens computed, the sequence has {seq.num_tokens}")
+
+    def _insert(self, seq: Sequence, num_tokens: int) -> None:
+        """Insert the first ``num_tokens`` tokens with their pages, the last one maybe partial."""
+        known = seq.num_committed_pages
+        mine = seq.page_table.pages[: -(-num_tokens // self.page_size)]
+        done = self.tree.insert(seq.token_ids[:num_tokens], mine, known, seq.namespace)
+        self._hold(done.adopted)
+        if done.replaced is not None:
+            self._follow_replacement(*done.replaced)
+        changed = np.flatnonzero(done.canonical != mine[: len(done.canonical)])
+        if len(changed):
+            self._repoint(seq, int(changed[0]), done.canonical)
+        seq.num_committed_pages = num_tokens // self.page_size
+
+    def _repoint(self, seq: Sequence, start: int, canonical: PageIds) -> None:
+        """Let the table hold the tree's pages in place of its own duplicates, then free those (M2)."""
+        mine = seq.page_table.pages[start : len(canonical)].copy()
+        differ = mine != canonical[start:]
+        self._hold(canonical[start:][differ])
+        seq.page_table.replace(start, canonical[start:])
+        self._let_go(mine[differ])
+        self._counters["num_repointed"] += int(differ.sum())
+
+    def _follow_replacement(self, old: int, new: int) -> None:
+        """The tree replaced a partial page by a fuller one: pins go with it, so they lose no hit."""
+        for _ in range(self._book.follow(old, new)):
+            self._hold(_page(new))
+            self._let_go(_page(old))
+        self._let_go(_page(old))  # the tree's own reference
+
+    # ---- fork, truncate, release ------------------------------------------------------------------------
+
+    def fork(self, seq: Sequence) -> PageTable:
+        """A table for a second sequence with the same computed tokens; all of its pages are shared.
+
+        The caller sets the new sequence's ``page_table`` to it, and copies ``num_computed``,
+        ``num_committed_pages`` and ``namespace`` after this call. Whoever writes to the shared last page
+        first copies it, in ``reserve``. Pages reserved beyond the computed tokens are not shared.
+        """
+        copy = self._open_copy(seq, "fork")
+        pages = seq.page_table.pages[: -(-seq.num_computed // self.page_size)].copy()
+        if copy is not None:  # what the copy would bring stands on its source
+            pages = np.append(pages[: copy.page_index], np.int32(copy.source))
+        self._hold(pages)
+        return PageTable(self.page_size, pages)
+
+    def truncate(self, seq: Sequence, num_tokens: int) -> None:
+        """Forget all tokens from position ``num_tokens`` on, and let their pages go.
+
+        At least one token is left to compute, so ``num_computed`` is ``num_tokens - 1`` at most. Pages
+        that were committed stay in the tree; a page that is cut in its middle is copied at the next write.
+        """
+        if not seq.num_prompt <= num_tokens <= seq.num_tokens:
+            raise MisuseError(
+                f"cannot truncate to {num_tokens} tokens: the prompt has {seq.num_prompt}, "
+                f"the sequence {seq.num_tokens}"
+            )
+        copy = self._open_copy(seq, "truncate")
+        seq.truncate(num_tokens)
+        num_computed = min(seq.num_computed, num_tokens - 1)
+        if copy is not None:
+            begin = copy.page_index * self.page_size
+            if num_computed <= begin:
+                self._end_copy(seq)
+            else:
+                copy.num_tokens = min(copy.num_tokens, num_computed - begin)
+        seq.num_computed = num_computed
+        seq.num_committed_pages = min(seq.num_committed_pages, num_computed // self.page_size)
+        keep = min(-(-num_computed // self.page_size), seq.page_table.num_pages)
+        self._let_go(seq.page_table.pop_from(keep))
+
+    def release(self, seq: Sequence) -> None:
+        """Let everything go: at the end, at an abort and at a preemption alike.
+
+        What was computed and is not in the tree yet is inserted first, the partial last page too; a copy
+        that was not done is cancelled. Afterwards the table is empty and nothing is computed. A second call
+        does nothing.
+        """
+        self._end_copy(seq)
+        if seq.num_computed > seq.num_committed_pages * self.page_size and not self._is_stale(seq):
+            self._check_progress(seq)
+            self._insert(seq, seq.num_computed)
+        self._let_go(seq.page_table.pop_from(0))
+        seq.num_computed = 0
+        seq.num_committed_pages = 0
+        if seq in self._admitting:  # never got its pages: that was no admission
+            self._admitting.discard(seq)
+            seq.num_cached = None
+
+    # ---- pins and flush ---------------------------------------------------------------------------------
+
+    def pin(
+        self,
+        token_ids: TokenIds | Iterable[int],
+        namespace: Namespace = (),
+        *,
+        timeout_s: float | None = None,
+    ) -> Pin:
+        """Hold what is cached of ``token_ids``, to the token, until ``unpin`` or the deadline.
+
+        The page that the prefix ends in is held too. If a fuller page with the same beginning replaces it,
+        the pin goes over to that one. Nothing is computed: see ``Pin.num_tokens`` for what is held. Raises
+        ``PinBudgetExceeded``, having changed nothing but recency.
+        """
+        if timeout_s is not None and not (math.isfinite(timeout_s) and timeout_s > 0):
+            raise InvalidRequestError(f"timeout_s must be above 0 and finite, got {timeout_s}")
+        match = self.tree.match(_as_token_ids(token_ids), self._namespace(namespace))
+        pages = match.page_ids
+        if match.partial_page is not None:
+            pages = np.append(pages, np.int32(match.partial_page))
+        deadline = None if timeout_s is None else self._clock() + timeout_s
+        pin = self._book.add(tuple(pages.tolist()), match.num_tokens, deadline)
+        self._hold(pages)
+        return pin
+
+    def unpin(self, pin: Pin) -> None:
+        """Let the pin's pages go; a second call, or one after expiry or a flush, does nothing."""
+        held = self._book.remove(pin.pin_id)
+        if held is not None:
+            self._let_go(np.array(held.pages, np.int32))
+
+    def expire_pins(self) -> list[Pin]:
+        """Unpin those whose deadline has come; returns them."""
+        expired = self._book.expired(self._clock())
+        for pin in expired:
+            self.unpin(pin)
+        self._counters["num_pins_expired"] += len(expired)
+        return expired
+
+    def flush(self) -> FlushReport:
+        """Empty the tree and drop all pins. Running sequences keep their pages and go on, but nothing that
+        they compute is inserted: the epoch in their namespace is over."""
+        dropped = self.pins
+        for pin in dropped:
+            self.unpin(pin)
+        pages = self.tree.clear()
+        self.pool.decref(pages)
+        self.epoch += 1
+        self._counters["num_flushes"] += 1
+        num_freed = int(np.count_nonzero(self.pool.ref_count[pages] == 0))
+        return FlushReport(
+            num_pages_freed=num_freed, num_pages_held=len(pages) - num_freed, pins_dropped=dropped
+        )
+
+    # ---- verifying --------------------------------------------------------------------------------------
+
+    def check(self, sequences: Iterable[Sequence]) -> None:
+        """Verify every invariant from scratch; ``sequences`` are all that may hold pages. Raises
+        ``InternalError`` with its name and the state."""
+        sequences = list(sequences)
+        self.pool.check()
+        self.tree.check(self.pool.ref_count)
+        expected = np.zeros(self.pool.num_pages, np.int64)
+        expected[self.tree.held_pages] += 1
+        for pin in self.pins:
+            expected[list(pin.pages)] += 1
+        for copy in self._copies.values():
+            if copy.state is not CopyState.TAKEN:
+                expected[copy.source] += 1
+        for seq in sequences:
+            seq.page_table.check()
+            expected[seq.page_table.pages] += 1
+        wrong = np.flatnonzero(expected != self.pool.ref_count)
+        state = [(int(p), int(self.pool.ref_count[p]), int(expected[p])) for p in wrong[:16]]
+        require(len(wrong) == 0, "M1", f"(page, count, holders): {state}")
+        require(set(self._copies) <= set(sequences), "M1", "a copy for a sequence that nobody knows")
+        require(self.num_pinned_pages <= self._book.max_pages, "M1", "pins exceed their budget")
+        for seq in sequences:
+            self._check_sequence(seq)
+
+    def _check_sequence(self, seq: Sequence) -> None:
+        state = (
+            f"request {seq.request.request_id}: {seq.num_tokens} tokens, {seq.num_computed} computed, "
+            f"{seq.num_committed_pages} pages committed, pages {seq.page_table.pages.tolist()}"
+        )
+        copy = self._copies.get(seq)
+        committed = seq.num_committed_pages * self.page_size
+        require(committed <= seq.num_computed, "S1", state)
+        require(seq.num_computed < seq.num_tokens or seq.status.value == "finished", "S1", state)
+        has_room = seq.num_computed <= seq.page_table.num_slots
+        require(has_room or (copy is not None and copy.state is CopyState.MATCHED), "B1", state)
+        own = seq.page_table.pages[-(-seq.num_computed // self.page_size) :]
+        require(bool((self.pool.ref_count[own] == 1).all()), "W1", f"a page to be written is shared: {state}")
+        if not self._is_stale(seq) and isinstance(self.tree, RadixTree):
+            known = self.tree.lookup(seq.token_ids[:committed], seq.namespace).page_ids
+            same = np.array_equal(known, seq.page_table.pages[: seq.num_committed_pages])
+            require(same, "M2", f"the table's committed pages are not the tree's {known.tolist()}: {state}")
+
+    def check_writes(self, seq: Sequence, num_tokens: int) -> None:
+        """Verify W1 for the next ``num_tokens`` positions after their ``reserve``."""
+        start, stop = seq.num_computed, seq.num_computed + num_tokens
+        require(stop <= seq.page_table.num_slots, "W1", f"no room to write positions {start}..{stop - 1}")
+        pages = seq.page_table.pages[start // self.page_size : -(-stop // self.page_size)]
+        counts = self.pool.ref_count[pages]
+        state = f"positions {start}..{stop - 1} on pages {pages.tolist()} with counts {counts.tolist()}"
+        require(num_tokens == 0 or bool((counts == 1).all()), "W1", state)
+
+    def stats(self) -> dict[str, int]:
+        """Page numbers now, and counters since the beginning. ``num_pages_used`` excludes idle pages."""
+        num_idle = self.tree.num_idle(self.pool.ref_count)
+        return {
+            "num_pages": self.pool.num_pages,
+            "num_pages_free": self.pool.num_free,
+            "num_pages_idle": num_idle,
+            "num_pages_used": self.pool.num_pages - self.pool.num_free - num_idle,
+            "num_pages_pinned": self.num_pinned_pages,
+            "num_pins": len(self.pins),
+            "num_copies_open": len(self._copies),
+            "epoch": self.epoch,
+            **self._counters,
+            **{f"tree_{name}": value for name, value in self.tree.stats().items()},
+        }
+
+
+def _page(page: int) -> PageIds:
+    return np.array([page], np.int32)
+
+
+def _hit_limit(seq: Sequence) -> int:
+    """Tokens that may come from the cache: of a resumed sequence all but one, unless log-probabilities of
+    the prompt are wanted."""
+    if seq.num_output and seq.request.logprob_start is None:
+        return seq.num_tokens - 1
+    return max(seq.request.max_hit_tokens, 0)
+
+
+def _as_token_ids(token_ids: TokenIds | Iterable[int]) -> TokenIds:
+    ids = token_ids if isinstance(token_ids, np.ndarray) else np.array(list(token_ids))
+    if ids.ndim != 1 or (len(ids) and ids.dtype.kind not in "iu"):
+        raise InvalidRequestError(
+            f"token ids must be a flat list of whole numbers, got {ids.dtype} {ids.shape}"
+        )
+    if len(ids) and (int(ids.min()) < -(2**31) or int(ids.max()) >= 2**31):
+        raise InvalidRequestError(f"token ids must fit into 32 bits, got {ids.min()}..{ids.max()}")
+    return ids.astype(np.int32, copy=False)
