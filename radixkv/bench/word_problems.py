@@ -17,6 +17,8 @@ NAMES = (
     "Ursula", "Victor", "Wendy", "Xavier", "Yusuf", "Zoe", "Arthur", "Bella", "Carlos", "Diana",
     "Edward", "Fiona", "George", "Hannah", "Isaac", "Julia", "Kevin", "Laura", "Martin", "Nina",
 )  # fmt: skip
+LEAD = "Question:"
+"""Before every question, so the last part that all few-shot prompts share."""
 _FRUITS = ("apples", "pears", "plums", "peaches", "lemons", "oranges")
 _GOODS = ("candles", "notebooks", "postcards", "mugs", "scarves", "puzzles")
 _PLACES = ("library", "school", "museum", "theatre", "harbour", "market")
@@ -33,12 +35,12 @@ class WordProblem:
 
 def as_example(problem: WordProblem) -> str:
     """The problem with its solution, as one worked example of a few-shot prompt."""
-    return f"{as_question(problem)} {problem.working} The answer is {problem.answer}.\n\n"
+    return f"{LEAD}{as_question(problem)} {problem.working} The answer is {problem.answer}.\n\n"
 
 
 def as_question(problem: WordProblem) -> str:
-    """The problem with the solution left open."""
-    return f"Question: {problem.question}\nAnswer:"
+    """The problem with the solution left open, to stand after ``LEAD``."""
+    return f" {problem.question}\nAnswer:"
 
 
 def make_problems(num_problems: int, rng: random.Random) -> list[WordProblem]:

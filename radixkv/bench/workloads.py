@@ -1,6 +1,7 @@
 """Workload: the prompts of one benchmark run, as token ids, with what is wanted of them.
 
-Prefix and questions are tokenised apart and joined as ids, so that the length of the shared prefix is exact.
+Prefix and questions are tokenised apart and joined as ids, and the words that lead every question belong to
+the prefix, so that the length of what prompts share is exact.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from radixkv.bench.word_problems import as_example, as_question, make_problems
+from radixkv.bench.word_problems import LEAD, as_example, as_question, make_problems
 from radixkv.errors import ConfigError
 from radixkv.types import TokenIds
 
@@ -79,7 +80,7 @@ def arithmetic_workload(encode: Encode, *, num_questions: int, max_tokens: int, 
     examples, questions = problems[:NUM_EXAMPLES], problems[NUM_EXAMPLES:]
     return Workload(
         name=f"arithmetic word problems, {NUM_EXAMPLES}-shot, seed {seed}",
-        prefix_ids=_ids(encode("".join(as_example(problem) for problem in examples))),
+        prefix_ids=_ids(encode("".join(as_example(problem) for problem in examples) + LEAD)),
         question_ids=tuple(_ids(encode(as_question(problem))) for problem in questions),
         max_tokens=max_tokens,
         answers=tuple(problem.answer for problem in questions),
@@ -104,12 +105,12 @@ def gsm8k_workload(folder: Path, encode: Encode, *, num_questions: int, max_toke
     for row in examples:
         working, _, answer = re.sub(r"<<[^>]*>>", "", row["answer"]).partition("####")
         shots.append(
-            f"Question: {row['question']}\nAnswer: {working.strip()} The answer is {answer.strip()}.\n\n"
+            f"{LEAD} {row['question']}\nAnswer: {working.strip()} The answer is {answer.strip()}.\n\n"
         )
     return Workload(
         name=f"GSM8K, {NUM_EXAMPLES}-shot",
-        prefix_ids=_ids(encode("".join(shots))),
-        question_ids=tuple(_ids(encode(f"Question: {row['question']}\nAnswer:")) for row in questions),
+        prefix_ids=_ids(encode("".join(shots) + LEAD)),
+        question_ids=tuple(_ids(encode(f" {row['question']}\nAnswer:")) for row in questions),
         max_tokens=max_tokens,
         answers=tuple(_gsm8k_answer(row["answer"]) for row in questions),
     )
