@@ -196,7 +196,7 @@ class KVCacheManager:
         if copy is not None and copy.state is CopyState.PENDING:
             copy = None
         # A source that the tree let go meanwhile and nobody else holds: nobody loses a hit by it.
-        alone = copy is not None and self.pool.ref_count[copy.source] == 1
+        alone = copy is not None and bool(self.pool.ref_count[copy.source] == 1)
         grow = -(-(seq.num_computed + num_tokens) // self.page_size) - seq.page_table.num_pages
         shared = self._shared_page(seq)
         need = max(grow, 0) + (shared is not None) - alone
