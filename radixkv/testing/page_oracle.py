@@ -56,11 +56,11 @@ class OracleMatch:
 @dataclass(frozen=True)
 class OracleInsertion:
     """``canonical``: the tree's page for each page inserted. ``adopted``: indices of those that were new.
-    ``replaced``: the partial leaf that a fuller page pushed out, else ``None``."""
+    ``replaced``: ``(old, new)`` where a fuller page pushed a partial leaf out."""
 
     canonical: tuple[int, ...]
     adopted: tuple[int, ...]
-    replaced: OracleNode | None
+    replaced: tuple[int, int] | None
 
 
 class PageOracle:
@@ -107,15 +107,16 @@ class PageOracle:
         node = self.roots.setdefault(namespace, OracleNode((), -1, None))
         canonical: list[int] = []
         adopted: list[int] = []
-        replaced = None
+        replaced: tuple[int, int] | None = None
         path: list[OracleNode] = []
         for index, page_id in enumerate(page_ids):
             tokens = tuple(token_ids[index * size : (index + 1) * size].tolist())
             known = self._child_that_covers(node, tokens)
             if known is None:
-                replaced = self._child_that_begins(node, tokens)
-                if replaced is not None:
-                    self._unlink(replaced)
+                beginning = self._child_that_begins(node, tokens)
+                if beginning is not None:
+                    self._unlink(beginning)
+                    replaced = (beginning.page_id, page_id)
                 known = OracleNode(tokens, page_id, node)
                 node.children[_key(np.array(tokens, np.int32))] = known
                 adopted.append(index)
@@ -129,11 +130,9 @@ class PageOracle:
 
     @staticmethod
     def _child_that_covers(node: OracleNode, tokens: tuple[int, ...]) -> OracleNode | None:
-        """The child that holds all of ``tokens``, perhaps more of them."""
-        for child in node.children.values():
-            if child.token_ids[: len(tokens)] == tokens:
-                return child
-        return None
+        """The child that holds all of ``tokens``, perhaps more of them; the first one in byte order."""
+        covering = [(k, c) for k, c in node.children.items() if c.token_ids[: len(tokens)] == tokens]
+        return min(covering, key=lambda item: item[0])[1] if covering else None
 
     @staticmethod
     def _child_that_begins(node: OracleNode, tokens: tuple[int, ...]) -> OracleNode | None:
@@ -193,14 +192,13 @@ class PageOracle:
                 idle.add(node.page_id)
         return idle
 
-    def content(self) -> dict[int, tuple[Namespace, tuple[int, ...]]]:
-        """For each page its namespace and the whole prefix that ends in it."""
-        prefixes: dict[int, tuple[Namespace, tuple[int, ...]]] = {}
+    def content(self) -> dict[int, tuple[Namespace, int, tuple[int, ...]]]:
+        """For each page: its namespace, the page before it (-1 for none), and its tokens."""
+        found: dict[int, tuple[Namespace, int, tuple[int, ...]]] = {}
         for namespace, node in self.nodes():
             assert node.parent is not None
-            before = prefixes[node.parent.page_id][1] if node.parent.parent is not None else ()
-            prefixes[node.page_id] = (namespace, before + node.token_ids)
-        return prefixes
+            found[node.page_id] = (namespace, node.parent.page_id, node.token_ids)
+        return found
 
     def num_edges(self) -> int:
         """How many nodes a tree has that joins single-child chains."""

@@ -54,7 +54,7 @@ def test_a_fuller_page_replaces_its_beginning() -> None:
     oracle = filled()
     insertion = oracle.insert(ids(1, 2, 3, 4, 5, 6), [10, 11, 40])
     assert insertion.adopted == (2,)
-    assert insertion.replaced is not None and insertion.replaced.page_id == 12
+    assert insertion.replaced == (12, 40)
     again = oracle.insert(ids(1, 2, 3, 4, 5), [10, 11, 50])
     assert again.canonical == (10, 11, 40) and again.adopted == ()
     oracle.check()
@@ -78,11 +78,11 @@ def test_only_what_can_go_is_idle() -> None:
 def test_content_and_edges() -> None:
     oracle = filled()
     assert oracle.content() == {
-        10: ((), (1, 2)),
-        11: ((), (1, 2, 3, 4)),
-        12: ((), (1, 2, 3, 4, 5)),
-        21: ((), (1, 2, 6, 7)),
-        30: (("salt",), (1, 2)),
+        10: ((), -1, (1, 2)),
+        11: ((), 10, (3, 4)),
+        12: ((), 11, (5,)),
+        21: ((), 10, (6, 7)),
+        30: (("salt",), -1, (1, 2)),
     }
     assert oracle.num_edges() == 4
     oracle.check()
