@@ -263,8 +263,13 @@ class Scheduler:
                 leaders.append(seq)
 
     def _may_lead(self, seq: Sequence) -> bool:
-        """Whether it is worth asking who could wait for ``seq``."""
-        return self.config.prefix_cache and seq.num_tokens - seq.num_computed >= self._min_shared
+        """Whether others could wait for ``seq``: it computes enough, and the tree will know it (after a
+        flush it would not)."""
+        return (
+            self.config.prefix_cache
+            and seq.num_tokens - seq.num_computed >= self._min_shared
+            and seq.namespace == (*seq.request.namespace, self.kv.epoch)
+        )
 
     def _try_admit(self, seq: Sequence) -> bool:
         """Give ``seq`` its hit and pages for the rest of its prompt and the decode reserve, or nothing."""
@@ -276,8 +281,6 @@ class Scheduler:
             self.kv.reserve(seq, lacking + decode)
         except OutOfPages as error:
             self.kv.release(seq)
-            if first:
-                seq.num_cached = None
             if not self._running:  # nobody here is going to free a page
                 self._outputs.append(self._end(seq, "error", error))
             return False
