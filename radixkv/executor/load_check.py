@@ -26,6 +26,8 @@ TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 MOVING_ROPE = ("dynamic", "longrope")
 """Rotary frequencies that follow the longest position of the forward: a neighbour would change one's K."""
 KNOWN_LAYERS = ("full_attention", "sliding_attention")
+MODEL_ERRORS = (AttributeError, IndexError, KeyError, NotImplementedError, TypeError, ValueError)
+"""What a model's own code raises where it wants something that a paged run does not have."""
 PAGE_SIZE = 4
 PROBE_CHUNKS = (((0, 7), (0, 4)), ((7, 10), (4, 5)), ((10, 11), (5, 6)))
 """Per step the positions of the first and of the second sequence: chunks, a mixed step, two decodes."""
@@ -109,13 +111,16 @@ def check_paged_run(prepared: PreparedModel, attention: str) -> None:
     """Run two sequences of random ids, in chunks on scattered pages, and each alone the plain way.
 
     Raises ``UnsupportedModelError`` when a layer does not reach the attention function exactly once, when
-    logits are not finite, or when they differ by more than ``TOLERANCE``.
+    the model's code fails, when logits are not finite, or when they differ by more than ``TOLERANCE``.
     """
     spec = prepared.spec
     rng = np.random.default_rng(0)
     sequences = [rng.integers(0, spec.vocab_size, length).astype(np.int32) for length in (11, 6)]
     with torch.inference_mode():
-        paged = _paged_logits(prepared, attention, sequences)
+        try:
+            paged = _paged_logits(prepared, attention, sequences)
+        except MODEL_ERRORS as error:
+            raise UnsupportedModelError(f"{spec.name}: a paged forward failed with {error!r}") from error
         with plain_attention(prepared.model):
             plain = [_plain_logits(prepared, token_ids) for token_ids in sequences]
     for paged_rows, plain_rows in zip(paged, plain, strict=True):

@@ -7,9 +7,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from radixkv.config import ModelSpec
+from radixkv.errors import UnsupportedModelError
 
 if TYPE_CHECKING:
     from radixkv.executor.prepared import PreparedModel
+
+_NEEDED = (
+    "vocab_size", "num_hidden_layers", "num_attention_heads", "hidden_size", "max_position_embeddings",
+)  # fmt: skip
 
 
 @dataclass(eq=False)
@@ -37,9 +42,13 @@ def spec_from_config(
 
     ``eos_token_ids`` defaults to the configuration's own; a loader that knows the generation settings or
     the tokenizer passes the union. Fields that a configuration does not name fall back the way
-    transformers' own models do: as many K/V heads as query heads, ``head_dim = hidden / heads``.
+    transformers' own models do: as many K/V heads as query heads, ``head_dim = hidden / heads``. Raises
+    ``UnsupportedModelError`` when a field is missing that has no such rule.
     """
     text = config.get_text_config()
+    missing = [field for field in _NEEDED if getattr(text, field, None) is None]
+    if missing:
+        raise UnsupportedModelError(f"a {text.model_type} configuration does not say {', '.join(missing)}")
     num_heads = int(text.num_attention_heads)
     ends = eos_token_ids if eos_token_ids is not None else _as_tuple(getattr(text, "eos_token_id", None))
     return ModelSpec(

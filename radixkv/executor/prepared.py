@@ -64,8 +64,10 @@ class PreparedModel:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """``[n, hidden]`` to ``[n, vocab_size]``, in the model's dtype."""
-        self._head.base_model.hidden = hidden[None]
+        given = self._head.base_model
+        given.hidden = hidden[None]
         logits: torch.Tensor = self._head(input_ids=None, use_cache=False).logits[0]
+        given.hidden = None
         return logits
 
 
@@ -74,12 +76,14 @@ class _GivenHidden(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.hidden = torch.empty(0)
+        self.hidden: torch.Tensor | None = None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
-        return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=self.hidden)
+        output = BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=self.hidden)
+        output.router_logits = None  # asked for by the heads of mixtures of experts
+        return output
 
 
 def _head_of(model: Any) -> Any:
