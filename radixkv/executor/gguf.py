@@ -42,11 +42,6 @@ def _restore_llama(name: str, weight: Array, config: Any) -> Array:
     return weight.reshape(heads, half, 2, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape)
 
 
-def _restore_gemma(name: str, weight: Array, config: Any) -> Array:
-    """The file keeps ``1 + w`` of each norm."""
-    return weight - np.float32(1.0) if name.endswith("norm.weight") else weight
-
-
 def _restore_gpt2(name: str, weight: Array, config: Any) -> Array:
     """transformers keeps the blocks' matrices as ``[inputs, outputs]``."""
     return np.ascontiguousarray(weight.T) if name.startswith("blk.") and weight.ndim == 2 else weight
@@ -60,11 +55,10 @@ RESTORE: dict[str, Restore] = {
     "llama": _restore_llama,
     "qwen2": _as_it_is,
     "qwen3": _as_it_is,
-    "gemma2": _restore_gemma,
-    "gemma3": _restore_gemma,
     "gpt2": _restore_gpt2,
 }
-"""How a weight of each ``general.architecture`` gets back to transformers' layout. Others are refused."""
+"""How a weight of each ``general.architecture`` gets back to transformers' layout. Others are
+refused, Gemma among them: such a file does not state its query scale nor which layers have a window."""
 
 DIGIT_SPLITS = frozenset({"smollm", "starcoder", "refact", "command-r"})
 """``tokenizer.ggml.pre`` kinds that split every digit off, then split as GPT-2 does."""
@@ -110,7 +104,7 @@ def convert(path: Path, folder: Path, *, progress: bool | None = None) -> None:
         architecture = str(fields["general.architecture"].contents())
         _refuse_unknown(path, architecture, fields)
         bar.update()
-        config = _config(path)
+        config = _config(path, architecture, fields)
         bar.update()
         _write_tokenizer(path, folder, fields)
         bar.update()
@@ -127,17 +121,34 @@ def _refuse_unknown(path: Path, architecture: str, fields: dict[str, Any]) -> No
     scaling = fields.get(f"{architecture}.rope.scaling.type")
     if scaling is not None and scaling.contents() != "none":
         raise UnsupportedModelError(f"{path} scales its rotary positions by {scaling.contents()!r}")
+    window = fields.get(f"{architecture}.attention.sliding_window")
+    if window is not None and window.contents():
+        raise UnsupportedModelError(f"{path} has a sliding window of {window.contents()}, unknown here")
+    sizes = {
+        name: int(fields[f"{architecture}.{name}"].contents())
+        for name in ("attention.key_length", "attention.value_length", "rope.dimension_count")
+        if f"{architecture}.{name}" in fields
+    }
+    if len(set(sizes.values())) > 1:
+        raise UnsupportedModelError(f"{path} has heads of unequal sizes: {sizes}")
     pre = fields.get("tokenizer.ggml.pre")
     byte_level = fields["tokenizer.ggml.model"].contents() == "gpt2"
     if byte_level and pre is not None and pre.contents() not in DIGIT_SPLITS | REGEX_SPLITS | GPT2_SPLITS:
         raise UnsupportedModelError(f"{path} splits its text by an unknown rule, {pre.contents()!r}")
 
 
-def _config(path: Path) -> Any:
+def _config(path: Path, architecture: str, fields: dict[str, Any]) -> Any:
+    """transformers' reading of the file, and what that leaves at its default though the file states it."""
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(str(path.parent), gguf_file=path.name)
     config.dtype = "float32"
+    context = fields.get(f"{architecture}.context_length")
+    if context is not None:
+        config.max_position_embeddings = int(context.contents())
+    head_dim = fields.get(f"{architecture}.attention.key_length")
+    if head_dim is not None:
+        config.head_dim = int(head_dim.contents())
     return config
 
 
@@ -178,6 +189,19 @@ def _write_tokenizer(path: Path, folder: Path, fields: dict[str, Any]) -> None:
     if context is not None:
         tokenizer.model_max_length = int(context.contents())
     tokenizer.save_pretrained(folder)
+    _drop_foreign_tokens(folder, len(fields["tokenizer.ggml.tokens"].data))
+    got = len(PreTrainedTokenizerFast.from_pretrained(str(folder), local_files_only=True))
+    if got > len(fields["tokenizer.ggml.tokens"].data):
+        raise UnsupportedModelError(f"{path}: the tokenizer made of it has {got} tokens, more than the file")
+
+
+def _drop_foreign_tokens(folder: Path, num_tokens: int) -> None:
+    """transformers adds the end token of GPT-2 to byte-level vocabularies that have none, behind the last
+    id that the model knows."""
+    file = folder / "tokenizer.json"
+    content = json.loads(file.read_text("utf-8"))
+    content["added_tokens"] = [token for token in content["added_tokens"] if token["id"] < num_tokens]
+    file.write_text(json.dumps(content, ensure_ascii=False), "utf-8")
 
 
 def _adds_bos(tokenizer: Any) -> bool:

@@ -88,7 +88,7 @@ def find_source(name: str, revision: str | None = None) -> Path | None:
     """The folder or GGUF file that ``name`` stands for; ``None`` where it is a hub id."""
     path = Path(name).expanduser()
     found: Path | None = None
-    if path.exists():
+    if name and path.exists():
         found = path
         if path.is_file() and path.suffix.lower() != ".gguf":
             raise ModelLoadError(f"{name} is neither a folder nor a .gguf file")
