@@ -227,12 +227,12 @@ class Scheduler:
 
     def _shape_cut_chunks(self, grants: dict[Sequence, int]) -> None:
         """End a chunk that the budget cut where those who share its prompt can wait for the rest."""
-        if not self.config.prefix_cache or not self._queue:
+        if not self._queue:
             return
         waiting: list[Sequence] | None = None
         for seq, count in grants.items():
             end = seq.num_computed + count
-            if count > 1 and end < seq.num_tokens:
+            if count > 1 and end < seq.num_tokens and self._may_lead(seq):
                 if waiting is None:
                     waiting = self._candidates.all()
                 grants[seq] = end_of_chunk(seq, end, waiting, self._min_shared) - seq.num_computed
