@@ -25,6 +25,7 @@ RANKS = {
     "errors": 0, "types": 0, "config": 0, "sampling": 0,
     "kv.page_pool": 1, "kv.radix_tree": 1, "kv.null_tree": 1, "kv.page_table": 1, "kv.page_copy": 1,
     "kv.invariant": 1, "kv.match": 1, "kv.explanation": 1, "kv.eviction_memory": 1, "kv.eviction_queue": 1,
+    "kv.pins": 1, "kv.tail_copy": 1,
     "sequence": 2,
     "kv.manager": 3, "sched.policy": 3, "sched.batch": 3, "sched.batch_builder": 3,
     "sched.draws": 3, "sched.prefix_groups": 3, "sched.sampling_rows": 3, "sched.counters": 3,

@@ -13,7 +13,59 @@ import pytest
 import radixkv
 from radixkv import errors
 
-PUBLIC: dict[str, set[str]] = {}
+PUBLIC: dict[str, set[str]] = {
+    "radixkv": {
+        "ConfigError",
+        "DuplicateRequestError",
+        "EngineConfig",
+        "EngineDeadError",
+        "InternalError",
+        "InvalidRequestError",
+        "LLM",
+        "MisuseError",
+        "ModelLoadError",
+        "ModelSpec",
+        "NonFiniteLogitsError",
+        "OutOfPages",
+        "Output",
+        "PinBudgetExceeded",
+        "PrefillInfo",
+        "PromptExplanation",
+        "RadixKVError",
+        "RequestTooLargeError",
+        "SamplingParams",
+        "Score",
+        "Tokenizer",
+        "UnsupportedModelError",
+        "Usage",
+    },
+    "radixkv.kv": {
+        "Explanation",
+        "FlushReport",
+        "Insertion",
+        "KVCacheManager",
+        "Match",
+        "NullTree",
+        "PageCopy",
+        "PagePool",
+        "PageTable",
+        "Pin",
+        "RadixTree",
+        "Request",
+        "Sequence",
+    },
+    "radixkv.testing": {
+        "BatchError",
+        "CanaryError",
+        "CanaryStore",
+        "check_batch",
+        "FakeExecutor",
+        "FAMILIES",
+        "PageOracle",
+        "PrefixHasher",
+        "tiny_model",
+    },
+}
 
 
 def public_objects() -> list[tuple[str, Any]]:

@@ -13,15 +13,19 @@ if TYPE_CHECKING:
     from radixkv.testing.canary_store import PrefixHasher as PrefixHasher
     from radixkv.testing.fake_executor import FakeExecutor as FakeExecutor
     from radixkv.testing.page_oracle import PageOracle as PageOracle
+    from radixkv.testing.tiny_models import FAMILIES as FAMILIES
+    from radixkv.testing.tiny_models import tiny_model as tiny_model
 
 _HOME_OF = {
     "BatchError": "batch_check",
     "CanaryError": "canary_store",
     "CanaryStore": "canary_store",
+    "FAMILIES": "tiny_models",
     "FakeExecutor": "fake_executor",
     "PageOracle": "page_oracle",
     "PrefixHasher": "canary_store",
     "check_batch": "batch_check",
+    "tiny_model": "tiny_models",
 }
 __all__ = sorted(_HOME_OF)
 
