@@ -62,6 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--max-batch-tokens", type=int, default=1024, metavar="N", help="tokens computed in one step")
     add("--max-running", type=int, default=64, metavar="N", help="requests that run at once")
     add("--peer-questions", type=int, default=4, metavar="N", help="questions of the transformers arm")
+    add("--attention", default="cpu", metavar="NAME", help="backend: cpu, or reference, which is slow")
     add("--num-threads", type=int, metavar="N")
     add("--record", action="store_true", help="refuse to run on a busy machine")
     add("--json", type=Path, metavar="FILE", help="write the result here too")
@@ -72,6 +73,7 @@ def _parser() -> argparse.ArgumentParser:
 def _open(options: argparse.Namespace) -> Rig:
     return open_rig(
         options.model,
+        attention=options.attention,
         num_threads=options.num_threads,
         max_batch_tokens=options.max_batch_tokens,
         max_running=options.max_running,

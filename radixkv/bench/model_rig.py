@@ -14,13 +14,20 @@ from radixkv.executor.base import ModelExecutor
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
 
-def open_rig(name: str, *, num_threads: int | None, max_batch_tokens: int, max_running: int) -> Rig:
+def open_rig(
+    name: str,
+    *,
+    num_threads: int | None,
+    max_batch_tokens: int,
+    max_running: int,
+    attention: str = "cpu",
+) -> Rig:
     """Load ``name`` (whatever ``load_model`` takes) in float32 and prepare it once for all arms.
 
     Raises what ``load_model`` and ``HFExecutor`` raise, and ``ConfigError`` for a model that has no
     tokenizer.
     """
-    from radixkv.executor.floor import linear_seconds
+    from radixkv.executor.floor import head_seconds, layer_seconds
     from radixkv.executor.hf import HFExecutor
     from radixkv.executor.loader import find_source, load_model
     from radixkv.executor.prepared import prepare
@@ -38,13 +45,15 @@ def open_rig(name: str, *, num_threads: int | None, max_batch_tokens: int, max_r
         return str(tokenizer.decode(list(ids)))
 
     def make_executor(num_pages: int, page_size: int) -> ModelExecutor:
-        return HFExecutor(loaded, num_pages=num_pages, page_size=page_size, num_threads=num_threads)
+        return HFExecutor(
+            loaded, num_pages=num_pages, page_size=page_size, attention=attention, num_threads=num_threads
+        )
 
     def measure_floor(chunk_rows: int, step_rows: int) -> Floor:
-        prepared = prepare(loaded, attention="cpu")
-        chunk_s, _ = linear_seconds(prepared, chunk_rows)
-        layers_s, head_s = linear_seconds(prepared, step_rows)
-        return Floor(chunk_rows, chunk_s, step_rows, layers_s + head_s, head_s)
+        prepared = prepare(loaded, attention=attention)
+        head_s = head_seconds(prepared, step_rows)
+        step_s = layer_seconds(prepared, step_rows) + head_s
+        return Floor(chunk_rows, layer_seconds(prepared, chunk_rows), step_rows, step_s, head_s)
 
     def open_peer(warm_up: Workload) -> TransformersPeer:
         peer = TransformersPeer(
@@ -53,7 +62,7 @@ def open_rig(name: str, *, num_threads: int | None, max_batch_tokens: int, max_r
         peer.run(warm_up)
         return peer
 
-    first = HFExecutor(loaded, num_pages=1, num_threads=num_threads)
+    first = HFExecutor(loaded, num_pages=1, attention=attention, num_threads=num_threads)
     source = find_source(name)
     return Rig(
         name=loaded.spec.name,

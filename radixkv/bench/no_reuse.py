@@ -100,6 +100,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--size", type=float, default=1.0, help="share of the 64 prompts; under 1 gives no verdict")
     add("--page-size", type=int, default=16, metavar="N", help="tokens in a page")
     add("--max-batch-tokens", type=int, default=1024, metavar="N", help="tokens computed in one step")
+    add("--attention", default="cpu", metavar="NAME", help="backend: cpu, or reference, which is slow")
     add("--num-threads", type=int, metavar="N")
     add("--record", action="store_true", help="refuse to run on a busy machine")
     add("--json", type=Path, metavar="FILE", help="write the result here too")
@@ -109,6 +110,7 @@ def _parser() -> argparse.ArgumentParser:
 def _open(options: argparse.Namespace) -> Rig:
     return open_rig(
         options.model,
+        attention=options.attention,
         num_threads=options.num_threads,
         max_batch_tokens=options.max_batch_tokens,
         max_running=NUM_PROMPTS,

@@ -1,8 +1,12 @@
-"""linear_seconds: how long a model's matrix products alone take here, with the kernels that serve it."""
+"""How long a model's matrix products alone take here, with the kernels that serve it.
+
+No engine over these kernels can be faster, whatever it does beside them.
+"""
 
 from __future__ import annotations
 
 from time import perf_counter
+from typing import Any
 
 import torch
 
@@ -10,32 +14,33 @@ from radixkv.executor.packed import PackedLinear, TimedLinear
 from radixkv.executor.prepared import PreparedModel
 
 
-def linear_seconds(prepared: PreparedModel, num_rows: int, *, repeats: int = 3) -> tuple[float, float]:
-    """Seconds of (all linear layers but the head, the head) over ``num_rows`` rows of random numbers.
-
-    Best of ``repeats`` after one pass that warms up: it is a floor that is wanted, not an average. Nothing
-    else of the model runs, and nothing is kept.
-    """
+def layer_seconds(prepared: PreparedModel, num_rows: int) -> float:
+    """Seconds of all linear layers but the head over ``num_rows`` rows of random numbers."""
     head = prepared.model.get_output_embeddings()
-    linears = [m for m in prepared.model.modules() if isinstance(m, (TimedLinear, PackedLinear))]
+    modules = prepared.model.modules()
+    linears = [m for m in modules if isinstance(m, (TimedLinear, PackedLinear)) and m is not head]
+    return _best_seconds(prepared, linears, num_rows)
+
+
+def head_seconds(prepared: PreparedModel, num_rows: int) -> float:
+    """Seconds of the head, hidden states to logits, over ``num_rows`` rows of random numbers."""
+    return _best_seconds(prepared, [prepared.model.get_output_embeddings()], num_rows)
+
+
+def _best_seconds(
+    prepared: PreparedModel, linears: list[Any], num_rows: int, *, num_passes: int = 3
+) -> float:
+    """The fastest pass: a floor is wanted, not an average."""
     generator = torch.Generator().manual_seed(0)
-    widths = {linear.in_features for linear in linears}
     inputs = {
         width: torch.randn(1, num_rows, width, generator=generator).to(prepared.device, prepared.dtype)
-        for width in widths
+        for width in {linear.in_features for linear in linears}
     }
-    best_layers = best_head = float("inf")
+    best = float("inf")
     with torch.inference_mode():
-        for attempt in range(repeats + 1):
-            layers_s = head_s = 0.0
+        for _ in range(num_passes):
+            start = perf_counter()
             for linear in linears:
-                start = perf_counter()
                 linear(inputs[linear.in_features])
-                seconds = perf_counter() - start
-                if linear is head:
-                    head_s += seconds
-                else:
-                    layers_s += seconds
-            if attempt:
-                best_layers, best_head = min(best_layers, layers_s), min(best_head, head_s)
-    return best_layers, best_head
+            best = min(best, perf_counter() - start)
+    return best

@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 from fake_rig import VOCAB_SIZE, FakeRig, encode
 
-from radixkv.bench import comparison
 from radixkv.bench.arm import Arm
 from radixkv.bench.comparison import Comparison, summarise
 from radixkv.bench.few_shot import main
-from radixkv.bench.harness import Run
+from radixkv.bench.harness import Run, run_arm
 from radixkv.bench.optimum import Replayed
 from radixkv.bench.workloads import arithmetic_workload
 from radixkv.errors import InternalError
@@ -103,13 +102,12 @@ def test_a_near_tie_is_excused_and_counted(tmp_path: Path, capsys: pytest.Captur
 
 def test_arms_run_in_turn_after_warming_up(monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[tuple[str, int]] = []
-    run_arm = comparison.run_arm
 
     def noted(arm: Arm, workload: Any, *arguments: Any) -> Run:
         order.append((arm.name, workload.max_tokens))
         return run_arm(arm, workload, *arguments)
 
-    monkeypatch.setattr(comparison, "run_arm", noted)
+    monkeypatch.setattr("radixkv.bench.comparison.run_arm", noted)
     few = ["--questions", "2", "--max-tokens", "6", "--prefix-tokens", "40", "--repeats", "3"]
     assert main([*few, "--arms", "no-cache,radix,fcfs"], make_rig=FakeRig()) == 0
     names = ["no-cache", "radix", "fcfs"]

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 from fake_rig import FakeRig
 
-from radixkv.bench import no_reuse
 from radixkv.bench.arm import Arm
-from radixkv.bench.harness import Run
+from radixkv.bench.harness import Run, run_arm
 from radixkv.bench.no_reuse import main
 from radixkv.testing.fake_executor import FakeExecutor
 
@@ -37,13 +36,12 @@ def test_json_has_its_keys_and_small_runs_give_no_verdict(
 
 def test_the_order_within_pairs_alternates(monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
-    run_arm = no_reuse.run_arm
 
     def noted(arm: Arm, *arguments: Any) -> Run:
         order.append(arm.name)
         return run_arm(arm, *arguments)
 
-    monkeypatch.setattr(no_reuse, "run_arm", noted)
+    monkeypatch.setattr("radixkv.bench.no_reuse.run_arm", noted)
     assert main(["--size", "0.016", "--pairs", "3"], make_rig=FakeRig()) == 0
     warm_up, on, off = ["radix", "no-cache"], "radix", "no-cache"
     assert order == [*warm_up, on, off, off, on, on, off]
