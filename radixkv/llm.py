@@ -228,13 +228,13 @@ class LLM:
     def prefill(self, prefix: Prompt, pin: bool = False) -> PrefillInfo:
         """Compute a prefix now, so that prompts that begin with it find it.
 
-        ``pin=True`` holds its whole pages until ``unpin`` (``PinBudgetExceeded`` where the budget does not
+        ``pin=True`` holds its pages until ``unpin`` (``PinBudgetExceeded`` where the budget does not
         allow it). Text is encoded on its own: the last tokens of a text may differ from those of the same
         text with more behind it, so end a prefix where tokens end anyway, as after a line break.
         """
         with self._call():
             request = self._request(prefix, SamplingParams(max_tokens=0), "prefix", None)
-            num_pages = len(request.prompt_ids) // self.config.page_size
+            num_pages = -(-len(request.prompt_ids) // self.config.page_size)
             if pin and num_pages > self.config.max_pinned_pages:
                 raise PinBudgetExceeded(num_pages, self.config.max_pinned_pages)
             _, final = run_to_end(self.engine, [request])[request.request_id]

@@ -48,7 +48,7 @@ class PrefillInfo:
     cached_tokens: int
     """Of these, found in the cache instead of computed."""
     pin: Pin | None
-    """Holds the prefix's whole pages until ``unpin``; ``None`` where no pin was asked for."""
+    """Holds the prefix until ``unpin``; ``None`` where no pin was asked for."""
 
 
 @dataclass(frozen=True)
