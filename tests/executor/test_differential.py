@@ -35,7 +35,7 @@ def test_paged_runs_equal_plain_forwards(
     """Random chunks of eight sequences in three families, some rows extending and some decoding in one
     batch, on shared and scattered pages, with partial pages copied.
 
-    Fault seen: position + 1 in the window of ReferenceBackend; a copy of one token too few in KVStore.
+    Fault seen: ``last - sliding_window`` in ReferenceBackend; a copy of one token too few in KVStore.
     """
     loaded = model_of(family)
     executor = HFExecutor(loaded, num_pages=NUM_PAGES, page_size=page_size, attention=attention)

@@ -67,7 +67,7 @@ LONGROPE = {
     ids=["dynamic", "longrope", "sinks", "linear", "conv", "bidirectional", "cross"],
 )  # fmt: skip
 def test_b048_refused_by_name(model_type: str, settings: dict[str, Any], reason: str) -> None:
-    """Fault seen: each line of ``_from_config`` and ``_from_modules`` left out in turn."""
+    """Fault seen: each check left out in turn (bidirectional attention is found by two)."""
     loaded = random_model(model_type, **settings)
     with pytest.raises(UnsupportedModelError, match=rf"small \(.*{reason}"):
         run(loaded)
