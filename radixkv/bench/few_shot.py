@@ -220,7 +220,7 @@ def _environment_text(result: dict[str, Any]) -> str:
     about, load = result["environment"], result["load_average"]
     versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
     return (
-        f"measured with {versions}; Python {about['python']}; {about['num_threads']} threads on "
+        f"measured with {versions}; Python {about['python']}; threads: {about['num_threads']} on "
         f"{about['cpu']}, {about['usable_cores']} cores; commit {about['commit']}; "
         f"model sha256 {about['model_sha256']}; "
         f"load average before: {'unknown' if load is None else f'{load:.2f}'}"

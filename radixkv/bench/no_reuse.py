@@ -222,7 +222,7 @@ def _text(result: dict[str, Any], *, judged: bool) -> str:
     load = result["load_average"]
     about = result["environment"]
     lines.append(
-        f"{about['model']}, {about['num_threads']} threads on {about['cpu']}, commit {about['commit']}, "
+        f"{about['model']}, threads: {about['num_threads']} on {about['cpu']}, commit {about['commit']}, "
         f"load average before: {'unknown' if load is None else f'{load:.2f}'}"
     )
     return "\n".join(lines)

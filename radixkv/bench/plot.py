@@ -10,10 +10,11 @@ from radixkv.errors import ConfigError
 _PARTS = (
     ("matmul", "matrix products", "#31688e"),
     ("attention", "attention", "#35b779"),
+    ("sampling", "sampling", "#fde725"),
     ("forward_rest", "rest of the forward", "#b8b8b8"),
     ("scheduler", "scheduler", "#e8a33d"),
     ("ledger", "ledger", "#c8553d"),
-    ("outside", "other", "#dddddd"),
+    ("outside", "outside", "#dddddd"),
 )
 
 
@@ -41,11 +42,11 @@ def plot_result(result: dict[str, Any], path: Path) -> None:
     for axes in (times, tokens):
         axes.spines[["top", "right"]].set_visible(False)
         axes.tick_params(axis="y", length=0)
-    workload = result["workload"]
+    workload, about = result["workload"], result["environment"]
     figure.suptitle(
         f"{workload['num_requests']} questions behind a shared prefix of {workload['prefix_tokens']} tokens, "
-        f"{workload['max_tokens']} tokens each\n{result['environment']['model']}, "
-        f"{result['environment']['num_threads']} threads, {result['environment']['cpu']}",
+        f"{workload['max_tokens']} tokens each\n{about['model']}, threads: {about['num_threads']}, "
+        f"{about['cpu']}",
         fontsize=10,
     )
     figure.savefig(path, dpi=150)
@@ -73,7 +74,7 @@ def _draw_times(axes: Any, arms: dict[str, Any]) -> None:
             axes.plot([arm["floor_s"]] * 2, [row - 0.38, row + 0.38], color="black", linestyle=":")
     axes.set_xlim(0, 1.14 * longest)
     axes.set_xlabel("seconds, median (whiskers: all runs; dotted: matrix products that must be done)")
-    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, frameon=False, fontsize=8)
+    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=4, frameon=False, fontsize=8)
 
 
 def _draw_tokens(axes: Any, arms: dict[str, Any]) -> None:
@@ -91,5 +92,5 @@ def _draw_tokens(axes: Any, arms: dict[str, Any]) -> None:
             va="center",
             fontsize=9,
         )
-    axes.set_xlim(0, 1.42 * most)
+    axes.set_xlim(0, 1.5 * most)
     axes.set_xlabel("prompt tokens computed")
