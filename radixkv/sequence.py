@@ -82,7 +82,7 @@ def token_ids_of(values: object) -> TokenIds:
     if array.size == 0:
         raise InvalidRequestError("the prompt is empty; at least 1 token is needed")
     if array.dtype.kind not in "iu":
-        raise InvalidRequestError(f"token ids must be whole numbers, got {array[0].item()!r}")
+        raise InvalidRequestError(f"token ids must be whole numbers, got {array.tolist()[0]!r}")
     low, high = int(array.min()), int(array.max())
     if low < 0 or high > MAX_TOKEN_ID:
         raise InvalidRequestError(f"token ids must lie in 0..{MAX_TOKEN_ID}, got {low if low < 0 else high}")

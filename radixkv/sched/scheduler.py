@@ -284,6 +284,9 @@ class Scheduler:
             if not self._running:  # nobody here is going to free a page
                 self._outputs.append(self._end(seq, "error", error))
             return False
+        except BaseException:
+            self.kv.release(seq)
+            raise
         self._queue.admit(seq)
         self._candidates.forget(seq)
         seq.status = Status.RUNNING
