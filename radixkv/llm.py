@@ -12,11 +12,11 @@ from types import TracebackType
 from typing import Any, Literal, TypeAlias, overload
 
 import numpy as np
-from numpy.typing import NDArray
 
 from radixkv.config import EngineConfig, PolicyName
 from radixkv.engine import Engine
 from radixkv.errors import ConfigError, EngineDeadError, InternalError, InvalidRequestError, PinBudgetExceeded
+from radixkv.executor.attention import BACKENDS
 from radixkv.executor.base import ModelExecutor
 from radixkv.executor.loaded_model import LoadedModel
 from radixkv.explain import explain_prompt
@@ -79,7 +79,10 @@ class LLM:
             max_batch_tokens=max_batch_tokens,
         )
         _whole_or_none("num_tokens", num_tokens, 1)
+        _whole_or_none("num_threads", num_threads, 1)
         _whole_or_none("max_pinned_tokens", max_pinned_tokens, 0)
+        if attention not in BACKENDS:
+            raise ConfigError(f"attention must be one of {', '.join(BACKENDS)}, got {attention!r}")
         if isinstance(model, LoadedModel):
             loaded = model
         else:
@@ -161,9 +164,19 @@ class LLM:
     ) -> Output: ...
 
     @overload
+    def generate(  # type: ignore[overload-overlap]
+        self,
+        prompts: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        return_exceptions: Literal[True],
+        progress: bool | None = None,
+    ) -> Output | BaseException: ...
+
+    @overload
     def generate(
         self,
-        prompts: Sequence[Prompt] | NDArray[np.integer[Any]],
+        prompts: Sequence[Prompt],
         sampling_params: Params = None,
         *,
         return_exceptions: Literal[False] = False,
@@ -173,7 +186,7 @@ class LLM:
     @overload
     def generate(
         self,
-        prompts: Sequence[Prompt] | NDArray[np.integer[Any]],
+        prompts: Sequence[Prompt],
         sampling_params: Params = None,
         *,
         return_exceptions: Literal[True],

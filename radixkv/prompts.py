@@ -75,11 +75,11 @@ def params_list(params: object, num_prompts: int, one: bool) -> list[SamplingPar
         )
     if len(params) != num_prompts:
         raise InvalidRequestError(f"got {len(params)} sampling_params for {num_prompts} prompts")
-    checked = []
+    checked: list[SamplingParams] = []
     for index, item in enumerate(params):
         if not isinstance(item, SamplingParams):
             raise InvalidRequestError(f"sampling_params {index}: must be SamplingParams, got {item!r}")
-    checked.append(item)
+        checked.append(item)
     return checked
 
 
