@@ -22,7 +22,7 @@ from radixkv.bench.model_rig import DEFAULT_MODEL, open_rig
 from radixkv.bench.plot import check_plotting, plot_result
 from radixkv.bench.progress import Progress
 from radixkv.bench.report import format_result
-from radixkv.bench.residues import PAGE_SIZES, cut_lengths, format_residues, run_residues
+from radixkv.bench.residues import PAGE_SIZES, RESIDUE_TOKENS, cut_lengths, format_residues, run_residues
 from radixkv.bench.rig import Rig
 from radixkv.bench.whole_page_tree import WholePageTree
 from radixkv.bench.workloads import Workload, arithmetic_workload, cut_prefix, gsm8k_workload, says_answer
@@ -115,7 +115,8 @@ def _run(options: argparse.Namespace, make_rig: OpenRig) -> int:
 
 
 def _workload(options: argparse.Namespace, rig: Rig) -> Workload | None:
-    sizes = {"num_questions": options.questions, "max_tokens": options.max_tokens}
+    max_tokens = RESIDUE_TOKENS if options.residues else options.max_tokens
+    sizes = {"num_questions": options.questions, "max_tokens": max_tokens}
     workload: Workload | None
     if options.data is not None:
         workload = gsm8k_workload(options.data, rig.encode, **sizes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from radixkv.bench.arm import NO_CACHE
+from radixkv.bench.arm import NO_CACHE, TRANSFORMERS
 
 _SHARES = (
     ("matmul", "matrix products"),
@@ -37,6 +37,8 @@ def format_result(result: dict[str, Any]) -> str:
     lines = [f"optimum hit rate {result['optimal_hit_rate']:.2%} ({result['optimal_hit_tokens']:,} tokens)"]
     lines += ["", *_aligned(rows)]
     lines += _quotients(arms)
+    if "wall_s" in arms.get(TRANSFORMERS, {}):
+        lines.append("peak memory of every arm holds the second copy of the model that transformers' needs")
     return "\n".join(lines)
 
 

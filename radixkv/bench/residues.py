@@ -7,7 +7,7 @@ tokens, and each time the hits are held against the replayed optimum. Counts onl
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from radixkv.bench.arm import Arm
@@ -20,8 +20,8 @@ from radixkv.errors import ConfigError
 
 PAGE_SIZES = (1, 16, 64)
 MIN_SHARE = 0.99
-MAX_TOKENS = 2
-"""Output tokens: enough that requests also decode."""
+RESIDUE_TOKENS = 2
+"""Output tokens of a request: enough that it also decodes."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def run_residues(
     found = []
     for page_size in PAGE_SIZES:
         for length in cut_lengths(page_size, len(workload.prefix_ids)):
-            cut = replace(cut_prefix(workload, length), max_tokens=MAX_TOKENS)
+            cut = cut_prefix(workload, length)
             run = run_arm(Arm(f"radix-p{page_size}", page_size), cut, rig, settings, on_finished)
             found.append(
                 Residue(
