@@ -9,8 +9,9 @@ The file is long because ``Node`` may not leave it: walking, changing, evicting 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,29 +26,39 @@ from radixkv.kv.match import Insertion, Match
 from radixkv.types import Namespace, PageIds, TokenIds
 
 _TOKEN_BYTES = 4
+_ID_BYTES = 4
 _MERGED_BYTES = 4096 * _TOKEN_BYTES
 """Appending and merging stop at this edge length, so that neither costs more with the prompt's length."""
-_NO_PAGES: PageIds = np.empty(0, np.int32)
-_NO_PAGES.flags.writeable = False
 
 
 class Node:
     """An edge and what hangs below it. A root's edge is empty; only a root has a namespace of meaning."""
 
-    __slots__ = ("children", "namespace", "pages", "parent", "tokens")
+    __slots__ = ("children", "ids", "namespace", "parent", "tokens")
 
-    def __init__(self, tokens: bytes, pages: PageIds, parent: Node | None, namespace: Namespace = ()) -> None:
+    def __init__(self, tokens: bytes, ids: bytes, parent: Node | None, namespace: Namespace = ()) -> None:
         self.tokens = tokens
         """The edge's token ids as int32 bytes."""
-        self.pages = pages
-        """The edge's page ids: whole pages, but for a leaf's last one, which may hold fewer tokens."""
+        self.ids = ids
+        """The edge's page ids as int32 bytes: whole pages, but for a leaf's last one, which may hold fewer
+        tokens. Bytes rather than an array: a walk over many nodes joins them at a tenth of the cost."""
         self.children: Any = None
         """Children by the bytes of their first page, ordered; ``None`` when there are none."""
         self.parent = parent
         self.namespace = namespace
 
-    def child(self, key: bytes) -> Node | None:
-        return None if self.children is None else cast("Node | None", self.children.get(key))
+    @property
+    def pages(self) -> PageIds:
+        """The edge's page ids, a read-only view."""
+        return np.frombuffer(self.ids, np.int32)
+
+    @property
+    def num_pages(self) -> int:
+        return len(self.ids) // _ID_BYTES
+
+    @property
+    def last_page(self) -> int:
+        return int.from_bytes(self.ids[-_ID_BYTES:], sys.byteorder)
 
     def add_child(self, key: bytes, child: Node) -> None:
         if self.children is None:
@@ -68,7 +79,7 @@ class _Spot(NamedTuple):
     node: Node
     used: int
     num_bytes: int
-    path: list[PageIds]
+    path: list[bytes]
     next_node: Node | None
     next_index: int
     agree: int
@@ -164,7 +175,7 @@ class RadixTree:
 
     def _match_of(self, spot: _Spot | None) -> Match:
         if spot is None:
-            return Match(_NO_PAGES, None, 0, 0)
+            return Match(_joined([]), None, 0, 0)
         pages = _joined(spot.path)
         num_tokens = spot.num_bytes // _TOKEN_BYTES + spot.agree
         if spot.agree == 0 or spot.next_node is None:
@@ -174,23 +185,27 @@ class RadixTree:
     def _walk(self, key: bytes, node: Node, used: int, num_bytes: int) -> _Spot:
         """Follow ``key`` from byte ``num_bytes`` on, starting behind ``node``'s first ``used`` pages."""
         page_bytes = self._page_bytes
-        path: list[PageIds] = []
+        path: list[bytes] = []
         while True:
-            if used < len(node.pages):
+            ids = node.ids
+            if used * _ID_BYTES < len(ids):
                 agree = _agreement(node.tokens, used * page_bytes, key, num_bytes)
                 whole = agree // self.page_size
                 if whole:
-                    path.append(node.pages[used : used + whole])
+                    path.append(ids[used * _ID_BYTES : (used + whole) * _ID_BYTES])
                     used += whole
                     num_bytes += whole * page_bytes
-                if used < len(node.pages):
+                if used * _ID_BYTES < len(ids):
                     return _Spot(node, used, num_bytes, path, node, used, agree % self.page_size)
-            child = node.child(key[num_bytes : num_bytes + page_bytes])
+            children = node.children
+            child: Node | None = None
+            if children is not None:
+                child = children.get(key[num_bytes : num_bytes + page_bytes])
             if child is None or len(child.tokens) < page_bytes:
                 neighbour, agree = self._neighbour(node, key, num_bytes)
                 return _Spot(node, used, num_bytes, path, neighbour, 0, agree)
-            if len(child.pages) == 1:
-                path.append(child.pages)
+            if len(child.ids) == _ID_BYTES:  # one page, which the look-up compared
+                path.append(child.ids)
                 used = 1
                 num_bytes += page_bytes
             else:
@@ -221,8 +236,9 @@ class RadixTree:
             self._recency[partial_page] = self._tick
 
     def _index_of(self, node: Node, page: int) -> int:
-        last = len(node.pages) - 1
-        return last if node.pages[last] == page else int(np.flatnonzero(node.pages == page)[0])
+        if node.last_page == page:
+            return node.num_pages - 1
+        return int(np.flatnonzero(node.pages == page)[0])
 
     def _tokens_in(self, node: Node, index: int) -> int:
         return min(self.page_size, len(node.tokens) // _TOKEN_BYTES - index * self.page_size)
@@ -251,12 +267,12 @@ class RadixTree:
         if len(adopted):
             mine = min(self.page_size, len(key) // _TOKEN_BYTES - known * self.page_size)
             if spot.agree == mine and spot.next_node is not None:  # a partial page that is known already
-                covering, adopted = int(spot.next_node.pages[spot.next_index]), _NO_PAGES
+                covering, adopted = int(spot.next_node.pages[spot.next_index]), adopted[:0]
             else:
                 self._check_new(adopted, spot)
                 if spot.agree and spot.next_node is not None:
                     replaced = self._replace_partial(spot, int(adopted[0]))
-                if spot.used < len(spot.node.pages):
+                if spot.used < spot.node.num_pages:
                     self._split(spot.node, spot.used)
                 self._extend(spot.node, key[spot.num_bytes :], adopted)
                 self.version += 1
@@ -269,7 +285,7 @@ class RadixTree:
         if num_known == 0:
             root = self._roots.get(namespace)
             if root is None:
-                root = self._roots[namespace] = Node(b"", _NO_PAGES, None, namespace)
+                root = self._roots[namespace] = Node(b"", b"", None, namespace)
             return root, 0
         page = int(pages[num_known - 1])
         if self._serial[page] == 0:
@@ -304,13 +320,13 @@ class RadixTree:
         """Hang new pages behind the whole edge of ``node``."""
         is_leaf = node.children is None and node.parent is not None
         if is_leaf:
-            self._is_tail[node.pages[-1]] = False
+            self._is_tail[node.last_page] = False
         if is_leaf and len(node.tokens) + len(tokens) <= _MERGED_BYTES:
             node.tokens += tokens
-            node.pages = np.concatenate((node.pages, pages))
+            node.ids += pages.tobytes()
             leaf = node
         else:
-            leaf = Node(tokens, pages.copy(), node)  # a copy: a slice would keep its base alive
+            leaf = Node(tokens, pages.tobytes(), node)
             node.add_child(tokens[: self._page_bytes], leaf)
             self._num_nodes += 1
         self._node_of[pages] = leaf
@@ -322,12 +338,12 @@ class RadixTree:
     def _split(self, node: Node, num_pages: int) -> None:
         """Cut an edge behind its first ``num_pages`` pages; the rest becomes the only child."""
         at = num_pages * self._page_bytes
-        rest = Node(node.tokens[at:], node.pages[num_pages:].copy(), node)
+        rest = Node(node.tokens[at:], node.ids[num_pages * _ID_BYTES :], node)
         rest.children = node.children
         for child in rest.children.values() if rest.children is not None else ():
             child.parent = rest
         node.children = None
-        node.tokens, node.pages = node.tokens[:at], node.pages[:num_pages].copy()
+        node.tokens, node.ids = node.tokens[:at], node.ids[: num_pages * _ID_BYTES]
         node.add_child(rest.tokens[: self._page_bytes], rest)
         self._node_of[rest.pages] = rest
         self._num_nodes += 1
@@ -342,7 +358,7 @@ class RadixTree:
             return
         parent, key = node.parent, node.tokens[: self._page_bytes]
         child.tokens = node.tokens + child.tokens
-        child.pages = np.concatenate((node.pages, child.pages))
+        child.ids = node.ids + child.ids
         self._node_of[node.pages] = child
         parent.add_child(key, child)
         self._num_nodes -= 1
@@ -350,13 +366,19 @@ class RadixTree:
 
     def _cut(self, leaf: Node, num_pages: int) -> None:
         """Keep only the first ``num_pages`` pages of a leaf; the rest is no longer in the tree."""
-        gone = leaf.pages[num_pages:]
-        self._serial[gone] = 0
-        self._is_tail[gone] = False
-        self._node_of[gone] = None
+        if leaf.num_pages == num_pages + 1:  # the common case, at a third of the cost
+            page = leaf.last_page
+            self._serial[page] = 0
+            self._is_tail[page] = False
+            self._node_of[page] = None
+        else:
+            gone = leaf.pages[num_pages:]
+            self._serial[gone] = 0
+            self._is_tail[gone] = False
+            self._node_of[gone] = None
         if num_pages:
             leaf.tokens = leaf.tokens[: num_pages * self._page_bytes]
-            leaf.pages = leaf.pages[:num_pages].copy()
+            leaf.ids = leaf.ids[: num_pages * _ID_BYTES]
         self.version += 1
 
     def _unlink(self, leaf: Node) -> None:
@@ -375,7 +397,7 @@ class RadixTree:
             self._merge(node)
 
     def _make_tail(self, leaf: Node) -> None:
-        page = int(leaf.pages[-1])
+        page = leaf.last_page
         self._is_tail[page] = True
         self._queue.push(page, int(self._recency[page]))
 
@@ -404,7 +426,7 @@ class RadixTree:
 
     def _remove_tail(self, leaf: Node, num_pages: int) -> None:
         """Take the last ``num_pages`` pages off a leaf."""
-        left = len(leaf.pages) - num_pages
+        left = leaf.num_pages - num_pages
         self._cut(leaf, left)
         if left:
             self._after_loss(leaf)
@@ -428,7 +450,7 @@ class RadixTree:
         ``ref_count[page]`` is 1 for an idle page. Returns the pages in that order: exactly ``num_pages`` of
         them, or all that are idle. The pages are not freed here.
         """
-        out: list[PageIds] = []
+        out: list[bytes] = []
         left = num_pages
         while left > 0 and len(self._queue):
             recency, page = self._queue.pop()
@@ -439,20 +461,19 @@ class RadixTree:
                 continue
             leaf: Node = self._node_of[page]
             num = self._num_victims(leaf, left, ref_count)
-            gone = leaf.pages[len(leaf.pages) - num :][::-1].copy()
             self._remember(leaf, num)
             self._counters["num_evicted"] += num
-            if num < len(leaf.pages) and ref_count[leaf.pages[-num - 1]] != 1:
+            if num < leaf.num_pages and ref_count[leaf.pages[-num - 1]] != 1:
                 self._counters["num_trims_beside_held"] += 1
+            out.append(leaf.ids[-_ID_BYTES:] if num == 1 else leaf.pages[-num:][::-1].tobytes())
             self._remove_tail(leaf, num)
-            out.append(gone)
             left -= num
         return _joined(out)
 
     def _num_victims(self, leaf: Node, limit: int, ref_count: NDArray[np.int32]) -> int:
         """How many pages at the end of ``leaf`` come next in the order of eviction: idle ones that were used
         before every other candidate. The last one is known to be the first victim."""
-        if limit == 1 or len(leaf.pages) == 1:
+        if limit == 1 or leaf.num_pages == 1:
             return 1
         tail = leaf.pages[-limit:][::-1]
         others = self._queue.first_recency()
@@ -466,14 +487,21 @@ class RadixTree:
     def _remember(self, leaf: Node, num_pages: int) -> None:
         """Record the last ``num_pages`` pages of ``leaf`` as evicted, last one first."""
         width = self._page_bytes
-        for index in range(len(leaf.pages) - 1, len(leaf.pages) - num_pages - 1, -1):
-            anchor = int(self._serial[leaf.pages[index - 1]]) if index else self._anchor_of(leaf.parent)
-            tokens = leaf.tokens[index * width : (index + 1) * width]
-            self._memory.record(anchor, tokens, int(self._serial[leaf.pages[index]]))
+        first = leaf.num_pages - num_pages
+        serials: list[int] = self._serial[leaf.pages[first:]].tolist()
+        for index in range(num_pages - 1, -1, -1):
+            at = (first + index) * width
+            anchor = serials[index - 1] if index else self._anchor(leaf, first)
+            self._memory.record(anchor, leaf.tokens[at : at + width], serials[index])
 
-    def _anchor_of(self, node: Node | None) -> Anchor:
-        assert node is not None
-        return node.namespace if node.parent is None else int(self._serial[node.pages[-1]])
+    def _anchor(self, node: Node, index: int) -> Anchor:
+        """What the page at ``index`` of ``node``'s edge hangs under."""
+        if index:
+            return int(self._serial[node.pages[index - 1]])
+        assert node.parent is not None
+        return (
+            node.parent.namespace if node.parent.parent is None else int(self._serial[node.parent.last_page])
+        )
 
     def clear(self) -> PageIds:
         """Let go everything; returns the pages that were held. They are not freed here."""
@@ -524,7 +552,7 @@ class RadixTree:
         )  # fmt: skip
 
     def _evictions_ago(
-        self, key: bytes, namespace: Namespace, path: list[PageIds], whole: int, hit: int
+        self, key: bytes, namespace: Namespace, path: list[bytes], whole: int, hit: int
     ) -> int | None:
         """How long ago the page was evicted that would have made the hit longer, or ``None``."""
         if not len(self._memory):
@@ -557,7 +585,7 @@ class RadixTree:
     def check(self, ref_count: NDArray[np.int32] | None = None) -> None:
         """Verify T1 to T5, and with ``ref_count`` also M2 and that every idle page can be evicted, from
         scratch. Raises ``InternalError``."""
-        seen: list[PageIds] = []
+        seen: list[bytes] = []
         num_nodes = 0
         for node in self._nodes():
             if node.parent is None:
@@ -565,7 +593,7 @@ class RadixTree:
                 require(self._roots.get(node.namespace) is node, "T1", "a root stands under another name")
             else:
                 num_nodes += 1
-                seen.append(node.pages)
+                seen.append(node.ids)
                 self._check_edge(node)
                 if ref_count is not None:
                     self._check_counts(node, ref_count)
@@ -575,7 +603,7 @@ class RadixTree:
         require(np.array_equal(pages, self.held_pages), "T3", "serials and nodes disagree")
         require(num_nodes == self._num_nodes, "T4", f"{num_nodes} nodes, counted {self._num_nodes}")
         tails = np.sort(
-            np.array([n.pages[-1] for n in self._nodes() if n.parent and not n.children], np.int32)
+            np.array([n.last_page for n in self._nodes() if n.parent and not n.children], np.int32)
         )
         require(np.array_equal(np.flatnonzero(self._is_tail), tails), "T5", "tails of leaves are not marked")
 
@@ -635,10 +663,8 @@ def _tokens(tokens: bytes) -> TokenIds:
     return np.frombuffer(tokens, np.int32)
 
 
-def _joined(parts: list[PageIds]) -> PageIds:
-    if len(parts) == 1:
-        return parts[0].copy()
-    return np.concatenate(parts) if parts else _NO_PAGES
+def _joined(parts: list[bytes]) -> PageIds:
+    return np.frombuffer(b"".join(parts), np.int32)
 
 
 def _agreement(edge: bytes, edge_start: int, key: bytes, key_start: int) -> int:
