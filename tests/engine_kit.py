@@ -29,11 +29,20 @@ class FakeClock:
 
 
 class Harness:
-    """Collects outputs by request, checks all invariants after each step, and knows what should come out."""
+    """Collects outputs by request, checks all invariants after each ``check_every``-th step or abort, and
+    knows what should come out."""
 
     def __init__(
-        self, *, num_pages: int, page_size: int, fake: dict[str, Any] | None = None, **config: Any
+        self,
+        *,
+        num_pages: int,
+        page_size: int,
+        fake: dict[str, Any] | None = None,
+        check_every: int = 1,
+        **config: Any,
     ) -> None:
+        self.check_every = check_every
+        self._num_until_check = check_every
         self.clock = FakeClock()
         self.executor = FakeExecutor(num_pages=num_pages, page_size=page_size, **(fake or {}))
         settings = EngineConfig(num_pages=num_pages, page_size=page_size, **config)
@@ -78,14 +87,20 @@ class Harness:
         outputs = self.engine.step()
         self.num_steps += 1
         self.take(outputs)
-        self.engine.check()
+        self.check_sometimes()
         return outputs
+
+    def check_sometimes(self) -> None:
+        self._num_until_check -= 1
+        if self._num_until_check == 0:
+            self._num_until_check = self.check_every
+            self.engine.check()
 
     def abort(self, request_id: int) -> SequenceOutput | None:
         output = self.engine.abort(request_id)
         if output is not None:
             self.take([output])
-        self.engine.check()
+        self.check_sometimes()
         return output
 
     def run(self, max_steps: int = 5000) -> None:
