@@ -56,7 +56,7 @@ class Driver:
             (26, self.forward),
             (5, self.fork),
             (5, self.append),
-            (8, self.truncate),
+            (11, self.truncate),
             (7, self.preempt),
             (4, self.abort),
             (4, self.resume),
@@ -133,13 +133,13 @@ class Driver:
         tails = [n for n in self.machine.oracle.nodes() if len(n[1].token_ids) < self.setting.page_size]
         if tails and self.rng.random() < 0.7:
             namespace, tail = self.rng.choice(tails)
-            if namespace[-1] == self.machine.epoch:
-                prompt = [*prefix_of(tail), *self.tokens(self.rng.randint(1, 3))]
-                row = self.machine.start(np.array(prompt, np.int32), namespace[:-1])
+            prompt = [*prefix_of(tail), *self.tokens(self.rng.randint(1, 3))]
+            row = self.machine.start(np.array(prompt, np.int32), namespace[:-1])
         if row is not None:
             kv, seq = self.machine.kv, row.seq
             num_pages = seq.page_table.num_pages + kv.num_available + self.rng.choice((0, 1, 1, 1, 2))
-            if not self.machine.reserve(row, num_pages * kv.page_size - seq.num_computed):
+            num_tokens = num_pages * kv.page_size - seq.num_computed
+            if num_tokens > 0 and not self.machine.reserve(row, num_tokens):
                 self.machine.release(row)
 
     def forward(self) -> None:

@@ -19,7 +19,7 @@ from radixkv.kv.radix_tree import RadixTree
 from radixkv.sequence import Sequence
 from radixkv.testing.canary_store import CanaryStore, Hashes, PrefixHasher
 from radixkv.testing.page_oracle import OracleNode, PageOracle
-from radixkv.types import Namespace, TokenIds
+from radixkv.types import Namespace, PageIds, TokenIds
 
 EVICTION_MEMORY = 48
 
@@ -34,6 +34,18 @@ class FakeClock:
 
     def __call__(self) -> float:
         return self.now
+
+
+class WatchedPool(PagePool):
+    """Tells of each page at the very moment that it becomes free."""
+
+    def __init__(self, num_pages: int, on_free: Callable[[PageIds], None]) -> None:
+        super().__init__(num_pages)
+        self._on_free = on_free
+
+    def decref(self, pages: PageIds) -> None:
+        super().decref(pages)
+        self._on_free(pages[self.ref_count[pages] == 0])
 
 
 @dataclass(eq=False)
@@ -68,8 +80,9 @@ class LedgerModel:
         self.num_pages = num_pages
         self.max_pinned_pages = max_pinned_pages
         self.clock = FakeClock()
+        self.tree = RadixTree(page_size)
         self.kv = KVCacheManager(
-            PagePool(num_pages), RadixTree(page_size),
+            WatchedPool(num_pages, self.not_in_a_table), self.tree,
             max_pinned_pages=max_pinned_pages, eviction_memory=EVICTION_MEMORY, clock=self.clock,
         )  # fmt: skip
         self.store = CanaryStore(num_pages, page_size)
@@ -103,6 +116,12 @@ class LedgerModel:
             held += pin.pages
         return np.bincount(np.array(held, np.int64), minlength=self.num_pages)
 
+    def not_in_a_table(self, freed: PageIds) -> None:
+        """No table shows a free page, not even for a moment: tables let go before the pool does."""
+        for row in self.rows:
+            still = np.intersect1d(freed, row.seq.page_table.pages)
+            assert len(still) == 0, f"pages {still} are freed while a table shows them"
+
     def is_idle(self) -> Callable[[int], bool]:
         counts = self.holders()
         return lambda page_id: bool(counts[page_id] == 1)
@@ -115,11 +134,11 @@ class LedgerModel:
         counts = self.holders()
         wrong = np.flatnonzero(kv.pool.ref_count != counts)
         assert len(wrong) == 0, f"M1: pages {wrong} count {kv.pool.ref_count[wrong]}, held {counts[wrong]}"
-        content = tree_content(kv)
+        content = tree_content(self.tree)
         assert content == self.oracle.content(), f"tree {content}, oracle {self.oracle.content()}"
         assert content == self._content or kv.version != self._version, "content changed, version did not"
         self._content, self._version = content, kv.version
-        assert kv.tree.num_nodes == self.oracle.num_edges(), "chains are not merged"
+        assert self.tree.num_nodes == self.oracle.num_edges(), "chains are not merged"
         idle = self.oracle.idle_pages(lambda page_id: bool(counts[page_id] == 1))
         num_free = int(np.count_nonzero(counts == 0))
         stats = kv.stats()
@@ -176,10 +195,8 @@ def prefix_of(node: OracleNode) -> tuple[int, ...]:
     return tuple(token for page in node.path for token in page.token_ids)
 
 
-def tree_content(kv: KVCacheManager) -> Content:
+def tree_content(tree: RadixTree) -> Content:
     """The tree's pages as ``PageOracle.content`` gives them, read from its nodes."""
-    tree = kv.tree
-    assert isinstance(tree, RadixTree)
     found: Content = {}
     todo = [(namespace, -1, root) for namespace, root in tree._roots.items()]
     while todo:

@@ -462,4 +462,4 @@ class LedgerMachine(LedgerModel):
         """The end of this machine: the whole order of eviction, page by page. Nothing may follow."""
         is_idle = self.is_idle()
         expected = [node.page_id for node in self.oracle.evict(self.num_pages, is_idle)]
-        assert self.kv.tree.evict(self.num_pages, self.kv.pool.ref_count).tolist() == expected
+        assert self.tree.evict(self.num_pages, self.kv.pool.ref_count).tolist() == expected
