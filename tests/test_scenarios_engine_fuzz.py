@@ -18,11 +18,11 @@ def random_program(seed: int) -> dict[str, int]:
         return int(rng.integers(low, high + 1))
 
     page_size = PAGE_SIZES[between(0, 3)]
-    longest = 44 + 7
+    longest = {1: 20, 4: 30, 16: 44, 64: 140}[page_size]  # tokens of a prompt
     h = Harness(
-        num_pages=-(-longest // page_size) + between(0, 120) // page_size,
+        num_pages=-(-(longest + 6) // page_size) + between(0, 2 * longest) // page_size,
         page_size=page_size,
-        max_batch_tokens=(between(1, 9), between(10, 40), 1000)[between(0, 2)],
+        max_batch_tokens=(between(1, 4) * max(2, page_size // 4), between(10, 40), 1000)[between(0, 2)],
         max_running=between(1, 6),
         decode_reserve_tokens=(0, 4, 32)[between(0, 2)],
         policy=("fcfs", "lpm")[between(0, 1)],
@@ -41,12 +41,12 @@ def random_program(seed: int) -> dict[str, int]:
         return evict(num_pages, ref_count)
 
     h.engine.kv.tree.evict = counting_evict  # type: ignore[method-assign]
-    prompts = [rng.integers(1, 4, 44).tolist() for _ in range(2)]
-    left = between(3, 7)
+    prompts = [rng.integers(1, 4, longest).tolist() for _ in range(2)]
+    left = between(3, 6)
     while left or h.engine.has_work:
-        while left and between(0, 2) == 0:
+        while left and between(0, 1) == 0:
             left -= 1
-            prompt = prompts[between(0, 1)][: between(1, 44)]
+            prompt = prompts[between(0, 1)][: between(1, longest)]
             h.add(
                 prompt,
                 between(0, 7),

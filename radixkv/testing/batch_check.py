@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import pairwise
+
 import numpy as np
 
 from radixkv.sched.batch import Batch, PrefixGroup
@@ -31,54 +34,70 @@ def check_batch(batch: Batch, num_pages: int, vocab_size: int) -> None:
     _require(all(e <= s for e, s in zip(ends, starts[1:], strict=False)), "groups are disjoint, in order")
 
 
-def _check_rows(batch: Batch, vocab_size: int) -> None:
-    counts = np.diff(batch.query_indptr)
-    _require(batch.num_seqs >= 1, "a batch has a sequence")
-    _require(batch.query_indptr[0] == 0 and len(batch.query_indptr) == batch.num_seqs + 1, "query_indptr")
-    _require(np.all(counts >= 1), "each sequence computes at least one token")
-    _require(batch.query_indptr[-1] == batch.num_rows, "query_indptr ends at the last row")
-    _require(len(np.unique(batch.seq_ids)) == batch.num_seqs, "a sequence stands in a batch once")
-    _require(np.all(counts[: batch.num_extend_seqs] > 1), "extend sequences come first, with several rows")
-    _require(np.all(counts[batch.num_extend_seqs :] == 1), "decode sequences come last, with one row")
-    _require(batch.num_extend_rows == batch.query_indptr[batch.num_extend_seqs], "num_extend_rows")
-    _require(np.all((batch.token_ids >= 0) & (batch.token_ids < vocab_size)), "token ids in the vocabulary")
+_DTYPES = tuple(
+    (name, np.dtype(dtype))
     for name, dtype in (
         ("seq_ids", np.int64), ("token_ids", np.int32), ("positions", np.int64), ("slot_mapping", np.int64),
         ("query_indptr", np.int32), ("page_indptr", np.int32), ("page_indices", np.int32),
         ("last_page_len", np.int32), ("sample_rows", np.int64), ("sample_seqs", np.int64),
         ("score_rows", np.int64), ("score_targets", np.int32), ("score_seqs", np.int64),
-    ):  # fmt: skip
-        _require(getattr(batch, name).dtype == dtype, f"{name} is {np.dtype(dtype)}")
+    )
+)  # fmt: skip
+
+
+def _distinct(values: Iterable[int]) -> bool:
+    values = list(values)
+    return len(set(values)) == len(values)
+
+
+def _check_rows(batch: Batch, vocab_size: int) -> None:
+    for name, dtype in _DTYPES:
+        if getattr(batch, name).dtype != dtype:
+            raise BatchError(f"{name} is {dtype}")
+    indptr = batch.query_indptr.tolist()
+    counts = [stop - start for start, stop in pairwise(indptr)]
+    border = batch.num_extend_seqs
+    _require(batch.num_seqs >= 1, "a batch has a sequence")
+    _require(indptr[0] == 0 and len(counts) == batch.num_seqs, "query_indptr")
+    _require(min(counts) >= 1, "each sequence computes at least one token")
+    _require(indptr[-1] == batch.num_rows, "query_indptr ends at the last row")
+    _require(_distinct(batch.seq_ids.tolist()), "a sequence stands in a batch once")
+    _require(all(count > 1 for count in counts[:border]), "extend sequences come first, with several rows")
+    _require(all(count == 1 for count in counts[border:]), "decode sequences come last, with one row")
+    _require(batch.num_extend_rows == indptr[border], "num_extend_rows")
+    low, high = batch.token_ids.min(), batch.token_ids.max()
+    _require(low >= 0 and high < vocab_size, "token ids in the vocabulary")
 
 
 def _check_pages(batch: Batch, num_pages: int) -> None:
     page_size = batch.page_size
-    _require(batch.page_indptr[0] == 0 and batch.page_indptr[-1] == len(batch.page_indices), "page_indptr")
-    _require(np.all(np.diff(batch.page_indptr) >= 1), "each sequence has a page")
-    _require(
-        np.all((batch.last_page_len >= 1) & (batch.last_page_len <= page_size)), "1 <= last_page_len <= P"
-    )
-    _require(np.all((batch.page_indices >= 0) & (batch.page_indices < num_pages)), "page ids in the pool")
-    _require(len(np.unique(batch.slot_mapping)) == batch.num_rows, "W1: each slot is written once")
-    written = np.zeros(num_pages, np.int64)
-    users = np.zeros(num_pages, np.int64)
-    for i in range(batch.num_seqs):
-        rows = slice(int(batch.query_indptr[i]), int(batch.query_indptr[i + 1]))
-        pages = batch.page_indices[batch.page_indptr[i] : batch.page_indptr[i + 1]]
-        stop = int(batch.seq_lens[i])
-        start = stop - (rows.stop - rows.start)
+    rows, pages = batch.query_indptr.tolist(), batch.page_indptr.tolist()
+    _require(pages[0] == 0 and pages[-1] == len(batch.page_indices), "page_indptr")
+    _require(min(stop - start for start, stop in pairwise(pages)) >= 1, "each sequence has a page")
+    low, high = batch.last_page_len.min(), batch.last_page_len.max()
+    _require(low >= 1 and high <= page_size, "1 <= last_page_len <= P")
+    low, high = batch.page_indices.min(), batch.page_indices.max()
+    _require(low >= 0 and high < num_pages, "page ids in the pool")
+    _require(_distinct(batch.slot_mapping.tolist()), "W1: each slot is written once")
+    users: dict[int, int] = {}
+    written: set[int] = set()
+    for i, seq_len in enumerate(batch.seq_lens.tolist()):
+        table = batch.page_indices[pages[i] : pages[i + 1]]
+        start = seq_len - (rows[i + 1] - rows[i])
         _require(start >= 0, "a sequence computes no more tokens than it has")
-        positions = np.arange(start, stop)
-        _require(
-            np.array_equal(batch.positions[rows], positions), "positions run up to the sequence's length"
-        )
-        slots = pages[positions // page_size].astype(np.int64) * page_size + positions % page_size
-        _require(np.array_equal(batch.slot_mapping[rows], slots), "B1: slots follow from the page table")
-        _require(len(np.unique(pages)) == len(pages), "B2: a page stands in a table once")
-        users[pages] += 1
-        written[np.unique(slots // page_size)] += 1
-    shared = np.flatnonzero((written > 0) & (users > 1))
-    _require(len(shared) == 0, f"W1: pages {shared.tolist()} are written and somebody else reads them")
+        positions = np.arange(start, seq_len)
+        of_rows = slice(rows[i], rows[i + 1])
+        same = (batch.positions[of_rows] == positions).all()
+        _require(same, "positions run up to the sequence's length")
+        slots = table[positions // page_size].astype(np.int64) * page_size + positions % page_size
+        _require((batch.slot_mapping[of_rows] == slots).all(), "B1: slots follow from the page table")
+        ids = table.tolist()
+        _require(_distinct(ids), "B2: a page stands in a table once")
+        for page in ids:
+            users[page] = users.get(page, 0) + 1
+        written.update(ids[start // page_size :])
+    shared = [page for page in written if users[page] > 1]
+    _require(not shared, f"W1: pages {shared} are written and somebody else reads them")
 
 
 def _check_copies(batch: Batch, num_pages: int) -> None:
@@ -96,38 +115,41 @@ def _check_copies(batch: Batch, num_pages: int) -> None:
 def _check_sampling(batch: Batch, vocab_size: int) -> None:
     sampling, num_samples = batch.sampling, len(batch.sample_rows)
     _require(len(batch.sample_seqs) == num_samples, "sample_seqs is aligned with sample_rows")
-    _require(np.all(np.diff(batch.sample_seqs) > 0), "a sequence samples once, in order")
+    _require(all(a < b for a, b in pairwise(batch.sample_seqs.tolist())), "a sequence samples once, in order")
     last_rows = batch.query_indptr[1:][batch.sample_seqs] - 1
-    _require(np.array_equal(batch.sample_rows, last_rows), "a sequence samples at its last row")
+    _require((batch.sample_rows == last_rows).all(), "a sequence samples at its last row")
     for name in (
         "temperature", "top_k", "top_p", "min_p", "draws", "repetition_penalty", "presence_penalty",
         "frequency_penalty",
     ):  # fmt: skip
-        _require(len(getattr(sampling, name)) == num_samples, f"sampling.{name} is aligned with sample_rows")
-    _require(np.all((sampling.draws >= 0.0) & (sampling.draws < 1.0)), "draws lie in [0, 1)")
-    _require(np.all((sampling.top_k >= 1) & (sampling.top_k <= vocab_size)), "1 <= top_k <= vocab_size")
+        if len(getattr(sampling, name)) != num_samples:
+            raise BatchError(f"sampling.{name} is aligned with sample_rows")
+    _require(((sampling.draws >= 0.0) & (sampling.draws < 1.0)).all(), "draws lie in [0, 1)")
+    _require(((sampling.top_k >= 1) & (sampling.top_k <= vocab_size)).all(), "1 <= top_k <= vocab_size")
     _require(len(sampling.bias_row) == len(sampling.bias_token) == len(sampling.bias_value), "bias triples")
     _require(
         len(sampling.seen_row) == len(sampling.seen_token) == len(sampling.seen_in_output), "seen triples"
     )
-    for name in ("bias", "seen"):
-        row, token = getattr(sampling, f"{name}_row"), getattr(sampling, f"{name}_token")
-        _require(np.all((row >= 0) & (row < num_samples)), f"{name}_row indexes sample_rows")
-        pairs = row * vocab_size + token
-        _require(len(np.unique(pairs)) == len(pairs), f"{name}: a (row, token) pair stands once")
+    for row, token in (
+        (sampling.bias_row, sampling.bias_token),
+        (sampling.seen_row, sampling.seen_token),
+    ):
+        if len(row):
+            _require(row.min() >= 0 and row.max() < num_samples, "triples index sample_rows")
+            _require(_distinct((row * vocab_size + token).tolist()), "a (row, token) pair stands once")
 
 
 def _check_scores(batch: Batch) -> None:
     rows, seqs = batch.score_rows, batch.score_seqs
     _require(len(rows) == len(batch.score_targets) == len(seqs), "scores are aligned")
-    _require(np.all(np.diff(rows) > 0), "score rows are in order, each once")
+    if len(rows) == 0:
+        return
+    _require((np.diff(rows) > 0).all(), "score rows are in order, each once")
     inside = (rows >= batch.query_indptr[:-1][seqs]) & (rows < batch.query_indptr[1:][seqs])
-    _require(np.all(inside), "a score row belongs to its sequence")
+    _require(inside.all(), "a score row belongs to its sequence")
     followed = rows + 1 < batch.query_indptr[1:][seqs]
-    _require(
-        np.array_equal(batch.token_ids[rows[followed] + 1], batch.score_targets[followed]),
-        "the row of position p - 1 scores the token at p",
-    )
+    same = batch.token_ids[rows[followed] + 1] == batch.score_targets[followed]
+    _require(same.all(), "the row of position p - 1 scores the token at p")
 
 
 def _check_group(batch: Batch, group: PrefixGroup) -> None:
