@@ -103,7 +103,7 @@ def test_check_finds_a_page_that_is_free_and_held() -> None:
 def test_check_finds_a_page_twice_on_the_stack() -> None:
     pool = PagePool(3)
     pool._stack[0] = pool._stack[1]
-    with pytest.raises(InternalError, match="P1 does not hold.*twice"):
+    with pytest.raises(InternalError, match=r"P1 does not hold.*twice"):
         pool.check()
 
 
