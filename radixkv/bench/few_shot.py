@@ -8,13 +8,13 @@ failed, 2 an option makes no sense.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from radixkv.bench.arm import Arm, parse_arms
+from radixkv.bench.command import check_writable, exit_status, write_json
 from radixkv.bench.comparison import Comparison, judge, run_interleaved, summarise
 from radixkv.bench.harness import Settings, score_gaps
 from radixkv.bench.machine import check_load, environment, load_average, usable_cores
@@ -26,7 +26,6 @@ from radixkv.bench.residues import PAGE_SIZES, RESIDUE_TOKENS, cut_lengths, form
 from radixkv.bench.rig import Rig
 from radixkv.bench.whole_page_tree import WholePageTree
 from radixkv.bench.workloads import Workload, arithmetic_workload, cut_prefix, gsm8k_workload, says_answer
-from radixkv.errors import RadixKVError
 from radixkv.kv.radix_tree import RadixTree
 
 SCHEMA = 1
@@ -36,13 +35,7 @@ OpenRig = Callable[[argparse.Namespace], Rig]
 def main(argv: Sequence[str] | None = None, *, make_rig: OpenRig | None = None) -> int:
     """Run the benchmark; ``make_rig`` stands in for the real model in tests."""
     options = _parser().parse_args(argv)
-    try:
-        return _run(options, make_rig or _open)
-    except RadixKVError as error:
-        if isinstance(error, ValueError):  # InvalidRequestError, ConfigError: the options
-            print(f"few_shot: {error}", file=sys.stderr)
-            return 2
-        raise
+    return exit_status("few_shot", lambda: _run(options, make_rig or _open))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -82,8 +75,10 @@ def _open(options: argparse.Namespace) -> Rig:
 
 def _run(options: argparse.Namespace, make_rig: OpenRig) -> int:
     arms = parse_arms(options.arms, page_size=options.page_size)
+    check_writable(options.json)
+    check_writable(options.plot)
     if options.plot is not None:
-        check_plotting()
+        check_plotting(options.plot)
     load = load_average()
     warning = check_load(load, num_cores=usable_cores(), record=options.record)
     if warning:
@@ -92,7 +87,7 @@ def _run(options: argparse.Namespace, make_rig: OpenRig) -> int:
     workload = _workload(options, rig)
     if workload is None:
         print(f"skipped: {options.data} holds no gsm8k/fewshot_train_*.jsonl and gsm8k/test_*.jsonl")
-        _write(options.json, {"schema": SCHEMA, "skipped": f"no GSM8K in {options.data}"})
+        write_json(options.json, {"schema": SCHEMA, "skipped": f"no GSM8K in {options.data}"})
         return 0
     settings = Settings(
         max_batch_tokens=options.max_batch_tokens,
@@ -156,7 +151,7 @@ def _compare(
     print(format_result(result))
     print(_answers_text(comparison, rig))
     print(_environment_text(result))
-    _write(options.json, result)
+    write_json(options.json, result)
     if failed:
         print("the outputs differ: no speed is shown", file=sys.stderr)
         return 1
@@ -176,7 +171,7 @@ def _residues(
     print(format_residues(residues))
     print("every length reaches 99 % of the optimum" if passed else "not every length reaches 99 %")
     found = [residue.as_json() for residue in residues]
-    _write(options.json, about | {"residues": found, "passed": passed})
+    write_json(options.json, about | {"residues": found, "passed": passed})
     return 0 if passed else 1
 
 
@@ -226,11 +221,6 @@ def _environment_text(result: dict[str, Any]) -> str:
         f"model sha256 {about['model_sha256']}; "
         f"load average before: {'unknown' if load is None else f'{load:.2f}'}"
     )
-
-
-def _write(path: Path | None, result: dict[str, Any]) -> None:
-    if path is not None:
-        path.write_text(json.dumps(result, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ judge), 1 failed, 2 an option makes no sense.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 from collections.abc import Callable, Sequence
@@ -20,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from radixkv.bench.arm import Arm, parse_arms
+from radixkv.bench.command import check_writable, exit_status, write_json
 from radixkv.bench.comparison import Comparison, Runs, judge
 from radixkv.bench.harness import Run, Settings, run_arm, score_gaps, small_workload
 from radixkv.bench.machine import check_load, environment, load_average, usable_cores
@@ -27,7 +27,7 @@ from radixkv.bench.model_rig import DEFAULT_MODEL, open_rig
 from radixkv.bench.progress import Progress
 from radixkv.bench.rig import Rig
 from radixkv.bench.workloads import Workload, unrelated_workload
-from radixkv.errors import ConfigError, RadixKVError
+from radixkv.errors import ConfigError
 
 SCHEMA = 1
 MIN_PAIRS = 9
@@ -83,13 +83,7 @@ def run_pairs(
 def main(argv: Sequence[str] | None = None, *, make_rig: OpenRig | None = None) -> int:
     """Run the benchmark; ``make_rig`` stands in for the real model in tests."""
     options = _parser().parse_args(argv)
-    try:
-        return _run(options, make_rig or _open)
-    except RadixKVError as error:
-        if isinstance(error, ValueError):
-            print(f"no_reuse: {error}", file=sys.stderr)
-            return 2
-        raise
+    return exit_status("no_reuse", lambda: _run(options, make_rig or _open))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -120,6 +114,7 @@ def _open(options: argparse.Namespace) -> Rig:
 def _run(options: argparse.Namespace, make_rig: OpenRig) -> int:
     if not 0.0 < options.size <= 1.0:
         raise ConfigError(f"size must lie above 0 and up to 1, got {options.size}")
+    check_writable(options.json)
     on, off = parse_arms("radix,no-cache", page_size=options.page_size)
     load = load_average()
     warning = check_load(load, num_cores=usable_cores(), record=options.record)
@@ -168,7 +163,7 @@ def _report(
     }
     if not comparison.equal_outputs:
         print("the outputs differ: no speed is shown", file=sys.stderr)
-        _write(options.json, result | {"passed": False})
+        write_json(options.json, result | {"passed": False})
         return 1
     ratio = paired_ratio([run.wall_s for run in runs[on.name]], [run.wall_s for run in runs[off.name]])
     judged = result["pairs"] >= MIN_PAIRS and options.size == 1.0
@@ -183,7 +178,7 @@ def _report(
         "passed": passed if judged else None,
     }
     print(_text(result, judged=judged))
-    _write(options.json, result)
+    write_json(options.json, result)
     return 1 if judged and not passed else 0
 
 
@@ -226,11 +221,6 @@ def _text(result: dict[str, Any], *, judged: bool) -> str:
         f"load average before: {'unknown' if load is None else f'{load:.2f}'}"
     )
     return "\n".join(lines)
-
-
-def _write(path: Path | None, result: dict[str, Any]) -> None:
-    if path is not None:
-        path.write_text(json.dumps(result, indent=2) + "\n")
 
 
 if __name__ == "__main__":

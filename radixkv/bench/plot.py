@@ -18,17 +18,19 @@ _PARTS = (
 )
 
 
-def check_plotting() -> None:
-    """Raise ``ConfigError`` before any work where matplotlib is missing."""
+def check_plotting(path: Path) -> None:
+    """Raise ``ConfigError`` before any work where matplotlib is missing or cannot draw such a file."""
     try:
-        import matplotlib  # noqa: F401
+        from matplotlib.figure import Figure
     except ImportError:
         raise ConfigError("a plot needs matplotlib: pip install 'radixkv[plot]'") from None
+    formats = Figure().canvas.get_supported_filetypes()
+    if path.suffix.lower().removeprefix(".") not in formats:
+        raise ConfigError(f"a plot ends in one of {', '.join(formats)}, got {path.name!r}")
 
 
 def plot_result(result: dict[str, Any], path: Path) -> None:
     """Draw ``result``, the content of the JSON file, to ``path``; the ending chooses the format."""
-    check_plotting()
     from matplotlib.figure import Figure
 
     arms = {name: arm for name, arm in result["arms"].items() if "wall_s" in arm}

@@ -188,6 +188,8 @@ def test_missing_data_is_skipped_and_says_so(tmp_path: Path, capsys: pytest.Capt
         (["--questions", "0"], "questions must be at least 1, got 0"),
         (["--arms", "no-cache,transformers"], "needs a real model"),
         (["--arms", "radix-p3"], "page_size must be a power of two"),
+        (["--json", "nowhere/out.json"], "there is no folder nowhere"),
+        (["--plot", "out.bmpx"], "a plot ends in one of"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(
