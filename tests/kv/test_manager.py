@@ -213,8 +213,7 @@ def test_a_tail_that_another_extends_is_kept_once(short_first: bool) -> None:
 
 
 def test_b141_a_table_is_repointed_before_its_duplicates_are_freed() -> None:
-    """Fault seen: ``_let_go`` before ``replace`` in ``_repoint`` (with an eviction between), and ``_repoint``
-    left out: M2."""
+    """Fault seen: ``_repoint`` left out (M2), and ``replace`` left out of it (M1)."""
     led = Ledger(8)
     first, second = led.admit(span(0, 8)), led.admit(span(0, 8))
     assert (table(first), table(second)) == ([0, 1], [2, 3])
@@ -662,7 +661,7 @@ def test_b088_a_flush_frees_what_is_idle_and_reports_the_rest() -> None:
 
 
 def test_b079_namespaces_do_not_see_each_other() -> None:
-    """Fault seen: ``_namespace`` without the request's fields."""
+    """Fault seen: ``_namespace`` with the first of the request's fields only."""
     led = Ledger()
     led.run(span(0, 8), namespace=("salt", "a"))
     assert led.peek(span(0, 8), ("salt", "a")) == 8

@@ -304,7 +304,7 @@ def test_b028_every_length_is_found_whole_and_to_the_token(page_size: int) -> No
 
 
 def test_b001_inserting_again_changes_no_number() -> None:
-    """Fault seen: ``_extend`` called for known pages too."""
+    """Fault seen: ``insert`` reporting every page as adopted."""
     tree = RadixTree(16)
     a, b = span(0, 32), np.concatenate((span(0, 16), span(90, 106)))
     tree.insert(a, ids(0, 1))
