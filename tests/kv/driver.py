@@ -129,11 +129,14 @@ class Driver:
 
     def squeeze(self) -> None:
         """A hit that ends inside a page, and one page less than its copy needs."""
+        rng, size = self.rng, self.setting.page_size
         row = self.any_row(lambda row: row.source is not None and row.copy is None)
-        tails = [n for n in self.machine.oracle.nodes() if len(n[1].token_ids) < self.setting.page_size]
-        if tails and self.rng.random() < 0.7:
-            namespace, tail = self.rng.choice(tails)
-            prompt = [*prefix_of(tail), *self.tokens(self.rng.randint(1, 3))]
+        wants_tail = rng.random() < 0.7
+        nodes = [n for n in self.machine.oracle.nodes() if (len(n[1].token_ids) < size) == wants_tail]
+        if nodes and size > 1 and rng.random() < 0.8:
+            namespace, node = rng.choice(nodes)
+            prefix = prefix_of(node)[: None if wants_tail else -rng.randrange(1, size)]
+            prompt = [*prefix, *self.tokens(rng.randint(1, 3))]
             row = self.machine.start(np.array(prompt, np.int32), namespace[:-1])
         if row is not None:
             kv, seq = self.machine.kv, row.seq
@@ -155,7 +158,9 @@ class Driver:
             ends = tuple(n for n in range(len(reserved)) if rng.random() < 0.12)
             for number in ends:
                 self.remember(reserved[number].seq.token_ids.tolist())
-            self.machine.forward(self.tokens(len(reserved)), ends=ends, fails=rng.random() < 0.03)
+            rejects = rng.choice((0, 0, 0, 0, 0, 1, 3))
+            fails = rng.random() < 0.03
+            self.machine.forward(self.tokens(len(reserved)), ends=ends, rejects=rejects, fails=fails)
 
     def fork(self) -> None:
         row = self.any_row(lambda row: row.held and row.seq.num_computed > 0)

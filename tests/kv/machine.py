@@ -187,10 +187,13 @@ class LedgerMachine(LedgerModel):
 
     # ---- the forward ----------------------------------------------------------------------------------
 
-    def forward(self, sampled: list[int], *, ends: tuple[int, ...] = (), fails: bool = False) -> None:
+    def forward(
+        self, sampled: list[int], *, ends: tuple[int, ...] = (), rejects: int = 0, fails: bool = False
+    ) -> None:
         """One step of all rows with room: copies, writes, then ``commit`` (or ``release`` for those that
-        end). ``sampled`` gives the tokens to append, ``ends`` indices among these rows. A forward that
-        fails writes nothing that counts, and all of its rows are released."""
+        end). ``sampled`` gives the tokens to append, ``ends`` indices among these rows. ``rejects`` output
+        tokens are cut off before the commit, as speculative decoding does. A forward that fails writes
+        nothing that counts, and all of its rows are released."""
         rows = [row for row in self.rows if row.held and row.num_reserved]
         expected = {row.copy for row in self.rows if row.copy is not None}
         copies = self.kv.take_copies()
@@ -216,6 +219,8 @@ class LedgerMachine(LedgerModel):
         for number, row in enumerate(rows):
             if row.seq.num_computed == row.seq.num_tokens:
                 row.seq.append(sampled[number % len(sampled)])
+            if rejects:
+                self._truncate(row, max(row.seq.num_prompt, row.seq.num_tokens - rejects))
             if number in ends:
                 self._release(row)
                 self.rows.remove(row)
@@ -301,6 +306,10 @@ class LedgerMachine(LedgerModel):
         self.verify()
 
     def truncate(self, row: Row, num_tokens: int) -> None:
+        self._truncate(row, num_tokens)
+        self.verify()
+
+    def _truncate(self, row: Row, num_tokens: int) -> None:
         seq, size = row.seq, self.page_size
         num_computed = min(seq.num_computed, num_tokens - 1)
         committed = seq.num_committed_pages * size
@@ -318,7 +327,6 @@ class LedgerMachine(LedgerModel):
         assert (seq.num_tokens, seq.num_computed) == (num_tokens, num_computed)
         assert seq.num_committed_pages == min(committed, num_computed // size * size) // size
         row.num_reserved = 0 if row.copy is None else seq.page_table.num_slots - num_computed
-        self.verify()
 
     def _copy_begin(self, row: Row) -> int:
         assert row.copy is not None
