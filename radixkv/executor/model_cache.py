@@ -51,7 +51,7 @@ class ModelCache:
         self._write_json(note, {**seen, "sha256": digest})
         return digest
 
-    def folder(self, key: str, version: int, make: Callable[[Path], None]) -> tuple[Path, bool]:
+    def folder(self, key: str, version: int, make: Callable[[Path], object]) -> tuple[Path, bool]:
         """The folder of ``key`` and whether ``make(folder)`` had to fill it just now.
 
         Raises whatever ``make`` raises (nothing is left behind), and ``ModelLoadError`` where the cache

@@ -404,6 +404,19 @@ def test_processes_that_convert_at_once_all_succeed(tmp_path: Path) -> None:
     assert (folders[0] / "model.safetensors").read_bytes() == b"weights"
 
 
+def test_the_first_of_two_conversions_stays(tmp_path: Path) -> None:
+    """Somebody may be reading it already. Fault seen: replacing whatever stands in the way."""
+    cache = ModelCache(tmp_path)
+
+    def slower(folder: Path) -> None:
+        (folder / "who").write_text("second")
+        cache.folder("key", 1, lambda other: (other / "who").write_text("first"))
+
+    place, _ = cache.folder("key", 1, slower)
+    assert (place / "who").read_text() == "first"
+    assert list(place.parent.iterdir()) == [place]
+
+
 def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(ModelLoadError, match=r"cannot write to the cache folder .*RADIXKV_CACHE"):
