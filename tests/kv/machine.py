@@ -14,7 +14,7 @@ from ledger_model import EVICTION_MEMORY, LedgerModel, Row, prefix_of
 
 from radixkv.errors import OutOfPages, PinBudgetExceeded
 from radixkv.kv.page_copy import PageCopy
-from radixkv.kv.pins import Pin
+from radixkv.kv.pins import FlushReport, Pin
 from radixkv.sampling import SamplingParams
 from radixkv.sequence import Request, Sequence
 from radixkv.testing.canary_store import PrefixHasher
@@ -407,7 +407,7 @@ class LedgerMachine(LedgerModel):
         self.counts["pin expiry"] += len(due)
         self.verify()
 
-    def flush(self) -> None:
+    def flush(self) -> FlushReport:
         """Empties the tree; running rows go on with their pages and insert nothing any more."""
         if any(row.held for row in self.rows):
             self.counts["flush while running"] += 1
@@ -423,6 +423,7 @@ class LedgerMachine(LedgerModel):
         self.evicted.clear()
         self.counts["flush"] += 1
         self.verify()
+        return report
 
     def explain(self, token_ids: TokenIds, namespace: Namespace = ()) -> None:
         """Length, reason and how long ago it was evicted, all from what the machine remembers."""
