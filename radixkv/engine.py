@@ -33,7 +33,7 @@ class Engine:
       request that was left ends with an ``EngineDeadError``, and so does every later call; its ``__cause__``
       is what happened.
     - E3 Ctrl-C on the main thread takes effect inside execute, or at the end of a step, never while the
-      scheduler or the ledger is being changed. The interrupted batch is undone and its requests stay running:
+      scheduler or the ledger is being changed. The interrupted batch is undone and its requests live on:
       abort them, or step again. Outputs that a late Ctrl-C kept back come with the next step.
     """
 

@@ -176,13 +176,31 @@ def test_a_ledger_that_raises_kills_the_engine(method: str, monkeypatch: pytest.
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("page_size", PAGE_SIZES)
-def test_ctrl_c_in_a_forward_leaves_everything_running(page_size: int, when: str) -> None:
+def test_ctrl_c_in_a_forward_loses_nothing(page_size: int, when: str) -> None:
     h = three_at_work(page_size)
     raise_once(h, KeyboardInterrupt(), when=when)
     with pytest.raises(KeyboardInterrupt):
         h.step()
     h.engine.check()
     assert {seq.request.request_id for seq in h.engine.scheduler.running} == {1, 2, 3}
+    h.run()
+    h.assert_as_oracle()
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("page_size", PAGE_SIZES)
+def test_ctrl_c_in_the_step_of_a_page_copy(page_size: int, when: str) -> None:
+    """The copy may not have been done: it is done again."""
+    h = Harness(num_pages=400 // page_size, page_size=page_size)
+    shared = random_ids(1, 71)
+    h.generate(shared, 1)
+    a = h.add([*shared, 5, 6], 4)
+    raise_once(h, KeyboardInterrupt(), when=when)
+    with pytest.raises(KeyboardInterrupt):
+        h.step()
+    assert bool(h.last_batch.page_copies) == (page_size > 1)
+    h.step()
+    assert h.grants == {a: 2}
     h.run()
     h.assert_as_oracle()
 

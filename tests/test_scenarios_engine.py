@@ -101,7 +101,7 @@ def test_b019_a_request_dropped_between_match_and_allocation_holds_nothing(
 @every_page_size
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_b023_a_raise_inside_the_model_step_leaves_only_the_cache(page_size: int, when: str) -> None:
-    """Fault seen: ``fail`` keeps what the step's page copies were to bring as computed."""
+    """Fault seen: the manager takes every copy that is in a batch for done."""
     h = Harness(num_pages=600 // page_size, page_size=page_size)
     shared = random_ids(1, 75)
     h.generate(shared, 4)
@@ -194,7 +194,7 @@ def test_b041_equal_prompts_at_once_do_not_read_what_is_not_written(page_size: i
 
 @every_page_size
 def test_b048_what_an_aborted_prompt_computed_stays(page_size: int) -> None:
-    """Fault seen: ``_trust_committed_only`` is applied when a request ends."""
+    """Fault seen: ``commit`` does not count the tree as a holder of what it adopts."""
     prompt = random_ids(1, 100)
     h = Harness(num_pages=800 // page_size, page_size=page_size, max_batch_tokens=32)
     a = h.add(prompt, 3)

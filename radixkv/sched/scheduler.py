@@ -154,27 +154,28 @@ class Scheduler:
     def fail(self, batch: Batch, error: BaseException) -> list[SequenceOutput]:
         """``batch`` did not run to its end: its requests fail (or end as aborted, where that was asked). An
         error that names requests (``NonFiniteLogitsError``) fails only those; the others compute again."""
-        sequences = self._take_back(batch)
-        self.counters.num_undone_steps += 1
-        self._trust_committed_only(sequences)
-        named = error.request_ids if isinstance(error, NonFiniteLogitsError) else ()
+        named = error.request_ids if isinstance(error, NonFiniteLogitsError) else batch.seq_ids.tolist()
+        return self._abandon(batch, set(named), error)
+
+    def undo(self, batch: Batch) -> None:
+        """``batch`` was interrupted: its requests go on, and compute again what it left undone."""
+        self._outputs += self._abandon(batch, set(), None)
+
+    def _abandon(self, batch: Batch, failed: set[int], error: BaseException | None) -> list[SequenceOutput]:
+        """What a batch that did not run to its end leaves. Nothing of it counts as computed. Whether its page
+        copies were done is not known either: who needed one starts again from the tree."""
         outputs = []
-        for seq in sequences:
+        copied = {copy.dst for copy in batch.page_copies}
+        self.counters.num_undone_steps += 1
+        for seq in self._take_back(batch):
             request_id = seq.request.request_id
             if request_id in self._abort_later:
                 outputs.append(self._end(seq, "abort"))
-            elif not named or request_id in named:
+            elif request_id in failed:
                 outputs.append(self._end(seq, "error", error))
+            elif int(seq.page_table.pages[seq.num_computed // self.config.page_size]) in copied:
+                self._preempt(seq)
         return outputs
-
-    def undo(self, batch: Batch) -> None:
-        """``batch`` was interrupted: its requests stay running and compute again what it left undone."""
-        sequences = self._take_back(batch)
-        self.counters.num_undone_steps += 1
-        self._trust_committed_only(sequences)
-        for seq in sequences:
-            if seq.request.request_id in self._abort_later:
-                self._outputs.append(self._end(seq, "abort"))
 
     def give_up(self, error: BaseException) -> list[SequenceOutput]:
         """End every request with ``error`` without touching the ledger, which is not to be trusted any more.
@@ -338,11 +339,6 @@ class Scheduler:
         if token_id in self.spec.eos_token_ids and not sampling.ignore_eos:
             return "stop"
         return "length" if seq.num_output >= sampling.max_tokens else None
-
-    def _trust_committed_only(self, sequences: list[Sequence]) -> None:
-        """After a forward that did not finish: its page copies may not have been done either."""
-        for seq in sequences:
-            seq.num_computed = min(seq.num_computed, seq.num_committed_pages * self.config.page_size)
 
     def _end(
         self,
