@@ -1,13 +1,16 @@
 """Linear layers that keep their time, with oneDNN's packed weights where a probe shows that they win.
 
 ``F.linear`` with few rows is far from the speed of the memory; a weight that was reordered once for
-oneDNN's kernels is not. The operators are private to a build of torch, so a probe decides whether they
+oneDNN's kernels is not. With one thread both are as fast; with two, packed is faster at every row count
+from 1 to a few hundred. The operators are private to a build of torch, so a probe decides whether they
 exist, agree and pay; without them ``F.linear`` does the work.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import log
 from time import perf_counter
 from typing import Any
 
@@ -19,9 +22,12 @@ from radixkv.executor.forward_times import ForwardTimes
 
 ROWS_HINT = 32
 """Rows that the packed layout is chosen for. This hint won or tied at every row count from 1 to 1,024."""
-PROBE_ROWS = (1, 32, 256)
-MAX_SLOWDOWN = 1.10
-"""Packed may be this much slower at the largest of ``PROBE_ROWS``, where it is only meant to tie."""
+PROBE_ROWS = (1, 16, 64)
+PROBE_BYTES = 16 << 20
+"""Weights that the probe takes, from the first layer on."""
+PROBE_ROUNDS = (3, 9)
+PROBE_SECONDS = 0.4
+"""Per row count: at least the first number of rounds, then up to the second while the seconds last."""
 
 
 class TimedLinear(nn.Module):
@@ -75,7 +81,7 @@ def packed_linear(x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | No
 
 @dataclass(frozen=True)
 class PackingReport:
-    """What the probe found. ``seconds`` has, per row count, the plain and the packed time."""
+    """What the probe found. ``seconds`` has (rows, plain, packed), summed over the probe's weights."""
 
     use: bool
     reason: str
@@ -83,49 +89,74 @@ class PackingReport:
     seconds: tuple[tuple[int, float, float], ...] = ()
 
 
-def probe_packing(weight: torch.Tensor) -> PackingReport:
-    """Try packed weights on one weight of the model: do they exist, agree and win?
+def probe_packing(weights: Sequence[torch.Tensor]) -> PackingReport:
+    """Try packed weights on the first of a model's weights: do they exist, agree and win?
 
     They agree when the largest difference to ``F.linear`` is under ``2e-5`` of the largest value in
-    float32 (``2e-2`` in half precision). They win when they are faster at the small row counts and no more
-    than ``MAX_SLOWDOWN`` slower at the largest.
+    float32 (``2e-2`` in half precision). They win when the geometric mean over ``PROBE_ROWS`` of packed
+    time by plain time is below 1.
     """
-    if weight.device.type != "cpu":
-        return PackingReport(False, f"weights are on {weight.device.type}")
+    weights = _first(weights)
+    if not weights:
+        return PackingReport(False, "no linear layers")
+    if weights[0].device.type != "cpu":
+        return PackingReport(False, f"weights are on {weights[0].device.type}")
     generator = torch.Generator().manual_seed(0)
-    bound = 2e-5 if weight.dtype == torch.float32 else 2e-2
+    bound = 2e-5 if weights[0].dtype == torch.float32 else 2e-2
     max_error, seconds = 0.0, []
     with torch.inference_mode():
         try:
-            packed = pack_weight(weight)
+            packed = [pack_weight(weight) for weight in weights]
             for rows in PROBE_ROWS:
-                x = torch.randn(rows, weight.shape[1], generator=generator).to(weight.dtype)
-                plain_y, packed_y = functional.linear(x, weight), packed_linear(x, packed, None)
-                error = (plain_y.float() - packed_y.float()).abs().max() / plain_y.float().abs().max()
-                max_error = max(max_error, float(error))
-                seconds.append((rows, *_race(x, weight, packed)))
+                xs = [torch.randn(rows, w.shape[1], generator=generator).to(w.dtype) for w in weights]
+                max_error = max(max_error, *map(_error, xs, weights, packed))
+                seconds.append((rows, *_race(xs, weights, packed)))
         except (AttributeError, RuntimeError, NotImplementedError) as error:
             return PackingReport(False, f"operators are not usable: {str(error).splitlines()[0]}")
     if not max_error <= bound:
         return PackingReport(False, f"results differ by {max_error:.1e}", max_error, tuple(seconds))
-    few_rows_win = all(packed_s < plain_s for _, plain_s, packed_s in seconds[:-1])
-    _, plain_s, packed_s = seconds[-1]
-    if few_rows_win and packed_s <= MAX_SLOWDOWN * plain_s:
-        return PackingReport(True, "faster", max_error, tuple(seconds))
-    return PackingReport(False, "not faster", max_error, tuple(seconds))
+    wins = sum(log(packed_s / plain_s) for _, plain_s, packed_s in seconds) < 0
+    return PackingReport(wins, "faster" if wins else "not faster", max_error, tuple(seconds))
 
 
-def _race(x: torch.Tensor, weight: torch.Tensor, packed: torch.Tensor) -> tuple[float, float]:
-    """Best of five of plain and packed, taken in turn."""
-    best_plain = best_packed = float("inf")
-    for _ in range(5):
-        start = perf_counter()
-        functional.linear(x, weight)
-        middle = perf_counter()
-        packed_linear(x, packed, None)
-        best_plain = min(best_plain, middle - start)
-        best_packed = min(best_packed, perf_counter() - middle)
-    return best_plain, best_packed
+def _first(weights: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The first weights up to ``PROBE_BYTES``, at least one."""
+    taken: list[torch.Tensor] = []
+    num_bytes = 0
+    for weight in weights:
+        num_bytes += weight.numel() * weight.element_size()
+        if taken and num_bytes > PROBE_BYTES:
+            break
+        taken.append(weight)
+    return taken
+
+
+def _error(x: torch.Tensor, weight: torch.Tensor, packed: torch.Tensor) -> float:
+    plain_y, packed_y = functional.linear(x, weight).float(), packed_linear(x, packed, None).float()
+    error = float((plain_y - packed_y).abs().max() / plain_y.abs().max())
+    return error if error == error else float("inf")  # max() would lose a NaN
+
+
+def _race(
+    xs: list[torch.Tensor], weights: list[torch.Tensor], packed: list[torch.Tensor]
+) -> tuple[float, float]:
+    """Seconds of all plain and of all packed products. The best of several rounds is taken per product:
+    on a busy machine few of them get through undisturbed, but over a few rounds each does once."""
+    best_plain, best_packed = [float("inf")] * len(xs), [float("inf")] * len(xs)
+    least, most = PROBE_ROUNDS
+    begin = perf_counter()
+    for round_idx in range(most):
+        if round_idx >= least and perf_counter() - begin > PROBE_SECONDS:
+            break
+        for i, x in enumerate(xs):
+            start = perf_counter()
+            functional.linear(x, weights[i])
+            best_plain[i] = min(best_plain[i], perf_counter() - start)
+        for i, x in enumerate(xs):
+            start = perf_counter()
+            packed_linear(x, packed[i], None)
+            best_packed[i] = min(best_packed[i], perf_counter() - start)
+    return sum(best_plain), sum(best_packed)
 
 
 def is_linear(module: nn.Module) -> bool:

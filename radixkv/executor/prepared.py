@@ -97,10 +97,7 @@ def _head_of(model: Any) -> Any:
 def _decide_packing(model: Any, pack: bool | None) -> PackingReport:
     if pack is not None:
         return PackingReport(pack, "asked for" if pack else "switched off")
-    weights = [plain_weight(m) for m in model.base_model.modules() if is_linear(m)]
-    if not weights:
-        return PackingReport(False, "no linear layers")
-    return probe_packing(max(weights, key=torch.Tensor.numel))
+    return probe_packing([plain_weight(m) for m in model.base_model.modules() if is_linear(m)])
 
 
 def prepare(loaded: LoadedModel, *, attention: str, pack: bool | None = None) -> PreparedModel:

@@ -91,7 +91,7 @@ def test_unpacked_layers_share_their_weight() -> None:
 
 
 def test_probe_says_what_it_measured() -> None:
-    report = probe_packing(torch.randn(96, 64))
+    report = probe_packing([torch.randn(96, 64), torch.randn(64, 96)])
     assert [rows for rows, _, _ in report.seconds] == list(packed.PROBE_ROWS)
     assert report.max_error < 2e-5
     assert report.reason == ("faster" if report.use else "not faster")
@@ -100,7 +100,7 @@ def test_probe_says_what_it_measured() -> None:
 def test_probe_refuses_wrong_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     right = packed.packed_linear
     monkeypatch.setattr(packed, "packed_linear", lambda x, w, b: right(x, w, b) * 1.001)
-    report = probe_packing(torch.randn(96, 64))
+    report = probe_packing([torch.randn(96, 64), torch.randn(64, 96)])
     assert not report.use and report.reason.startswith("results differ by")
     assert 5e-4 < report.max_error < 2e-3
 
@@ -108,7 +108,7 @@ def test_probe_refuses_wrong_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_probe_refuses_nan(monkeypatch: pytest.MonkeyPatch) -> None:
     right = packed.packed_linear
     monkeypatch.setattr(packed, "packed_linear", lambda x, w, b: right(x, w, b) * float("nan"))
-    report = probe_packing(torch.randn(96, 64))
+    report = probe_packing([torch.randn(96, 64), torch.randn(64, 96)])
     assert not report.use
 
 
@@ -120,16 +120,36 @@ def test_probe_survives_a_build_without_the_operators(
         raise error
 
     monkeypatch.setattr(packed, "pack_weight", missing)
-    report = probe_packing(torch.randn(96, 64))
+    report = probe_packing([torch.randn(96, 64), torch.randn(64, 96)])
     assert not report.use
     assert report.reason == f"operators are not usable: {str(error).splitlines()[0]}"
 
 
 @pytest.mark.parametrize(
-    ("few", "many", "use"), [(0.5, 1.05, True), (0.5, 1.2, False), (1.1, 0.5, False)],
-)  # fmt: skip
-def test_probe_decides_by_time(monkeypatch: pytest.MonkeyPatch, few: float, many: float, use: bool) -> None:
-    """Packed must win at few rows and may lose a little at many."""
-    largest = max(packed.PROBE_ROWS)
-    monkeypatch.setattr(packed, "_race", lambda x, weight, p: (1.0, many if x.shape[0] == largest else few))
-    assert probe_packing(torch.randn(96, 64)).use is use
+    ("packed_seconds", "use"),
+    [((0.5, 0.5, 1.5), True), ((0.9, 1.0, 1.0), True), ((1.0, 1.0, 1.0), False), ((0.9, 1.2, 1.0), False)],
+)
+def test_probe_decides_by_the_geometric_mean(
+    monkeypatch: pytest.MonkeyPatch, packed_seconds: tuple[float, ...], use: bool
+) -> None:
+    by_rows = dict(zip(packed.PROBE_ROWS, packed_seconds, strict=True))
+    monkeypatch.setattr(packed, "_race", lambda xs, weights, p: (1.0, by_rows[len(xs[0])]))
+    assert probe_packing([torch.randn(96, 64)]).use is use
+
+
+def test_probe_takes_the_first_weights_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed, "PROBE_BYTES", 3 * 4 * 64 * 64)
+    seen: list[int] = []
+
+    def count(xs: list[torch.Tensor], weights: object, packed: object) -> tuple[float, float]:
+        seen.append(len(xs))
+        return 1.0, 1.0
+
+    monkeypatch.setattr(packed, "_race", count)
+    probe_packing([torch.randn(64, 64) for _ in range(5)])
+    probe_packing([torch.randn(640, 64) for _ in range(5)])
+    assert seen == [3, 3, 3, 1, 1, 1]
+
+
+def test_nothing_to_probe() -> None:
+    assert probe_packing([]).reason == "no linear layers"
