@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from radixkv.config import ModelSpec
@@ -40,7 +42,7 @@ class KVStore:
         self.dtype = dtype
         self.device = torch.device(device)
         shape = (spec.num_layers, 2, num_pages + 1, page_size, spec.num_kv_heads, spec.head_dim)
-        self.data = torch.zeros(shape, dtype=dtype, device=self.device)
+        self.data = _zeros(shape, dtype, self.device)
         by_slot = self.data.view(spec.num_layers, 2, self.num_slots, spec.num_kv_heads, spec.head_dim)
         self._keys = tuple(by_slot[layer, 0] for layer in range(spec.num_layers))
         self._values = tuple(by_slot[layer, 1] for layer in range(spec.num_layers))
@@ -104,6 +106,15 @@ class KVStore:
             "num_bytes": self.data.numel() * self.data.element_size(),
             "dtype": str(self.dtype).removeprefix("torch."),
         }
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros. In host memory they come from numpy, which asks the system for zeroed pages instead of writing
+    every byte, so only what is used becomes resident."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    num_bytes = math.prod(shape) * torch.empty(0, dtype=dtype).element_size()
+    return torch.from_numpy(np.zeros(num_bytes, np.uint8)).view(dtype).view(shape)
 
 
 def bytes_per_page(spec: ModelSpec, page_size: int, dtype: torch.dtype) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import psutil
 import pytest
 import torch
 
@@ -139,3 +140,10 @@ def test_stats_and_bytes_per_page_agree() -> None:
 def test_sizes_below_one_are_refused(num_pages: int, page_size: int, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make_store(page_size=page_size, num_pages=num_pages)
+
+
+def test_a_store_that_nobody_writes_takes_no_memory() -> None:
+    resident = psutil.Process().memory_info().rss
+    store = KVStore(SPEC, num_pages=200_000, page_size=16, dtype=torch.float32)
+    assert store.data.numel() * 4 > 200 * 2**20
+    assert psutil.Process().memory_info().rss - resident < 50 * 2**20
