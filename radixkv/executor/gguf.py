@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 CONVERTER_VERSION = 1
 SHARD_BYTES = 2 * 1024**3
-GGUF_INSTALL = "pip install 'gguf>=0.10'"
+GGUF_INSTALL = "pip install 'gguf>=0.16'"
 
 Array = NDArray[np.float32]
 Restore = Callable[[str, Array, Any], Array]
@@ -174,11 +174,16 @@ def _write_tokenizer(path: Path, folder: Path, fields: dict[str, Any]) -> None:
         )
     if byte_level and pre in WHOLE_WORDS_FIRST:
         backend.model.ignore_merges = True
-    for kind, name in (("bos", "bos_token_id"), ("eos", "eos_token_id")):
+    for kind in ("bos", "eos"):  # the file decides; versions of transformers differ in their defaults
         field = fields.get(f"tokenizer.ggml.{kind}_token_id")
-        if field is not None and getattr(tokenizer, name) != field.contents():
-            got = getattr(tokenizer, name)
-            raise UnsupportedModelError(f"{path}: {name} is {field.contents()}, the tokenizer says {got}")
+        if field is not None:
+            token = str(fields["tokenizer.ggml.tokens"].contents(int(field.contents())))
+            setattr(tokenizer, f"{kind}_token", token)
+            if getattr(tokenizer, f"{kind}_token_id") != field.contents():
+                got = getattr(tokenizer, f"{kind}_token_id")
+                raise UnsupportedModelError(
+                    f"{path}: {kind}_token_id is {field.contents()}, but {token!r} is token {got}"
+                )
     add_bos = fields.get("tokenizer.ggml.add_bos_token")
     if add_bos is not None and bool(add_bos.contents()) != _adds_bos(tokenizer):
         raise UnsupportedModelError(f"{path}: add_bos_token is {add_bos.contents()}, the tokenizer differs")
