@@ -1,1 +1,1 @@
-"""executor"""
+"""From a Batch to token ids: K/V store, attention, sampling, Hugging Face models. Torch lives here."""
