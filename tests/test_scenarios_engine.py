@@ -101,7 +101,7 @@ def test_b019_a_request_dropped_between_match_and_allocation_holds_nothing(
 @every_page_size
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_b023_a_raise_inside_the_model_step_leaves_only_the_cache(page_size: int, when: str) -> None:
-    """Fault seen: the manager takes every copy that is in a batch for done."""
+    """Fault seen: ``_end`` does not release a running sequence."""
     h = Harness(num_pages=600 // page_size, page_size=page_size)
     shared = random_ids(1, 75)
     h.generate(shared, 4)
