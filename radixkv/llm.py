@@ -15,10 +15,18 @@ import numpy as np
 
 from radixkv.config import EngineConfig, PolicyName
 from radixkv.engine import Engine
-from radixkv.errors import ConfigError, EngineDeadError, InternalError, InvalidRequestError, PinBudgetExceeded
+from radixkv.errors import (
+    ConfigError,
+    EngineDeadError,
+    InternalError,
+    InvalidRequestError,
+    MisuseError,
+    PinBudgetExceeded,
+)
 from radixkv.executor.attention import BACKENDS
 from radixkv.executor.base import ModelExecutor
 from radixkv.executor.loaded_model import LoadedModel
+from radixkv.executor.loader import load_model, refuse_other_kind
 from radixkv.explain import explain_prompt
 from radixkv.kv.manager import FlushReport, Pin
 from radixkv.outputs import Output, PrefillInfo, PromptExplanation, Score
@@ -28,18 +36,18 @@ from radixkv.sampling import SamplingParams
 from radixkv.sched.batch import SequenceOutput
 from radixkv.sched.limits import refuse_unfit
 from radixkv.sequence import Request
+from radixkv.settings import pin_budget_pages, refuse_unless_whole
 from radixkv.text import Tokenizer
 from radixkv.types import TokenIds
 
 Params: TypeAlias = SamplingParams | Sequence[SamplingParams] | None
-PIN_SHARE = 0.25
-"""Share of the store that pins may hold when no budget is given."""
 
 
 class LLM:
     """A model, its tokenizer, and a cache of every prefix it has seen.
 
-    Any thread may call any method; one call runs at a time, the others wait. Ctrl-C during a call aborts
+    Any thread may call any method; one call runs at a time, the others wait (a call from inside another,
+    as from a signal handler, raises ``MisuseError``). Ctrl-C during a call aborts
     what it had asked for and leaves the LLM usable. After ``close`` every call raises ``EngineDeadError``.
     """
 
@@ -78,32 +86,23 @@ class LLM:
             max_running=max_running,
             max_batch_tokens=max_batch_tokens,
         )
-        _whole_or_none("num_tokens", num_tokens, 1)
-        _whole_or_none("num_threads", num_threads, 1)
-        _whole_or_none("max_pinned_tokens", max_pinned_tokens, 0)
+        refuse_unless_whole("num_tokens", num_tokens, 1)
+        refuse_unless_whole("num_threads", num_threads, 1)
+        refuse_unless_whole("max_pinned_tokens", max_pinned_tokens, 0)
         if attention not in BACKENDS:
             raise ConfigError(f"attention must be one of {', '.join(BACKENDS)}, got {attention!r}")
         if isinstance(model, LoadedModel):
+            refuse_other_kind(model, revision, dtype, device)
             loaded = model
         else:
-            from radixkv.executor.loader import load_model
-
             loaded = load_model(model, revision=revision, dtype=dtype, device=device, progress=progress)
         from radixkv.executor.sizing import build_executor  # loads torch, whose time load_model reports
 
         executor, sizing = build_executor(
             loaded, num_tokens=num_tokens, page_size=page_size, attention=attention, num_threads=num_threads
         )
-        pool_tokens = executor.num_pages * page_size
-        if max_pinned_tokens is None:
-            max_pinned_tokens = int(pool_tokens * PIN_SHARE) if prefix_cache else 0
-        elif max_pinned_tokens >= pool_tokens:
-            raise ConfigError(
-                f"max_pinned_tokens must be below the store's {pool_tokens} tokens, got {max_pinned_tokens}"
-            )
-        config = replace(
-            config, num_pages=executor.num_pages, max_pinned_pages=max_pinned_tokens // page_size
-        )
+        pinned = pin_budget_pages(max_pinned_tokens, executor.num_pages, page_size, prefix_cache)
+        config = replace(config, num_pages=executor.num_pages, max_pinned_pages=pinned)
         tokenizer = Tokenizer(loaded.tokenizer) if loaded.tokenizer is not None else None
         load = {f"{phase}_s": seconds for phase, seconds in loaded.load_report.items()}
         self._set_up(executor, tokenizer, config, load=load, sizing=sizing, progress=progress)
@@ -142,7 +141,8 @@ class LLM:
         self._sizing = dict(sizing)
         self._progress = progress
         self._request_ids = itertools.count()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._busy = False
 
     @property
     def engine(self) -> Engine:
@@ -246,6 +246,8 @@ class LLM:
         text with more behind it, so end a prefix where tokens end anyway, as after a line break.
         """
         with self._call():
+            if pin and not self.config.prefix_cache:
+                raise ConfigError("there is nothing to pin: this LLM was opened with prefix_cache=False")
             request = self._request(prefix, SamplingParams(max_tokens=0), "prefix", None)
             num_pages = -(-len(request.prompt_ids) // self.config.page_size)
             if pin and num_pages > self.config.max_pinned_pages:
@@ -322,6 +324,8 @@ class LLM:
     def close(self) -> None:
         """Let go of model and store. A second call does nothing."""
         with self._lock:
+            if self._busy:
+                raise MisuseError("this LLM was closed from inside one of its own calls")
             self._engine = None
 
     def __enter__(self) -> LLM:
@@ -338,7 +342,13 @@ class LLM:
     def _call(self) -> Iterator[None]:
         with self._lock:
             _ = self.engine  # raises when closed
-            yield
+            if self._busy:
+                raise MisuseError("this LLM was called from inside one of its own calls")
+            self._busy = True
+            try:
+                yield
+            finally:
+                self._busy = False
 
     def _request(self, prompt: object, sampling: SamplingParams, what: str, index: int | None) -> Request:
         """A request that is known to fit, or an error that names ``what`` and ``index``."""
@@ -375,10 +385,3 @@ class LLM:
         assert final.finish_reason is not None
         text = self.tokenizer.decode(tokens) if self.tokenizer is not None else ""
         return Output(text, tuple(tokens), final.finish_reason, final.usage)
-
-
-def _whole_or_none(name: str, value: object, low: int) -> None:
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int) or value < low:
-        raise ConfigError(f"{name} must be a whole number of at least {low} or None, got {value!r}")

@@ -25,7 +25,6 @@ def fetch_snapshot(repo_id: str, revision: str | None = None, *, progress: bool 
     ``UnsupportedModelError`` for a quantised checkpoint, before its weights are fetched.
     """
     from huggingface_hub import constants, hf_hub_download, snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
     from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
     offline = bool(constants.HF_HUB_OFFLINE) or not _answers(constants.ENDPOINT)
@@ -36,7 +35,9 @@ def fetch_snapshot(repo_id: str, revision: str | None = None, *, progress: bool 
     try:
         refuse_quantised(Path(hf_hub_download(filename="config.json", **common)), repo_id)
         return Path(snapshot_download(allow_patterns=WANTED, ignore_patterns=UNWANTED, **common))
-    except (OSError, HfHubHTTPError, HFValidationError) as error:
+    except (UnsupportedModelError, ModelLoadError):
+        raise
+    except Exception as error:  # the hub's own kinds and those of its HTTP library
         at = "" if revision is None else f" at revision {revision!r}"
         if offline:
             why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "the hub does not answer"

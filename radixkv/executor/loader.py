@@ -117,6 +117,19 @@ def read_config(folder: Path, name: str) -> Any:
     return config
 
 
+def refuse_other_kind(loaded: LoadedModel, revision: str | None, dtype: str, device: str) -> None:
+    """Raise ``ConfigError`` for settings that contradict a model that is loaded already; the defaults of
+    ``load_model`` say nothing."""
+    is_other = {
+        "revision": (revision, revision is not None),
+        "dtype": (dtype, dtype not in ("float32", loaded.spec.dtype)),
+        "device": (device, device not in ("cpu", str(loaded.model.device))),
+    }
+    for name, (value, other) in is_other.items():
+        if other:
+            raise ConfigError(f"{name} is {value!r}, but the model was loaded before, as {loaded.spec}")
+
+
 def _packaged(name: str) -> Path:
     module, distribution, pattern = PACKAGED[name]
     spec = importlib.util.find_spec(module)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from fronts import VOCAB_SIZE, assert_idle, fake_llm, word_tokenizer, words
 
-from radixkv import EngineDeadError, Output, SamplingParams, Usage
+from radixkv import EngineDeadError, MisuseError, Output, SamplingParams, Usage
 from radixkv.sched.batch import Batch
 from radixkv.testing import FakeExecutor
 
@@ -276,4 +276,14 @@ def test_calls_from_several_threads_wait_for_each_other() -> None:
     assert results == {
         i: executor.expected_output(np.arange(i, i + 3, dtype=np.int32), 4) for i in range(3, 11)
     }
+    assert_idle(llm)
+
+
+@pytest.mark.parametrize("call", ["stats", "close"])
+def test_a_call_from_inside_a_call_is_an_error_and_no_deadlock(call: str) -> None:
+    llm, executor = fake_llm()
+    executor.before = lambda batch: getattr(llm, call)()
+    with pytest.raises(MisuseError, match="from inside one of its own calls"):
+        llm.generate([3], FOUR)
+    executor.before = None
     assert_idle(llm)

@@ -60,6 +60,13 @@ def test_a_pin_over_the_budget_is_refused_before_any_work() -> None:
     assert_idle(llm)
 
 
+def test_without_a_cache_there_is_nothing_to_pin() -> None:
+    llm, executor = fake_llm(prefix_cache=False, max_pinned_pages=8)
+    with pytest.raises(ConfigError, match="prefix_cache=False"):
+        llm.prefill(PREFIX, pin=True)
+    assert executor.batches == []
+
+
 def test_score_gives_each_token_its_log_probability() -> None:
     llm, executor = fake_llm()
     continuations = [[50, 51, 52], [60], [50, 51, 53]]

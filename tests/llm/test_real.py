@@ -17,7 +17,7 @@ PROMPT = list(range(10, 40))
 
 
 def open_tiny(**settings: object) -> LLM:
-    return LLM(tiny_model("llama"), num_tokens=512, **settings)  # type: ignore[arg-type]
+    return LLM(tiny_model("llama"), num_tokens=512, num_threads=1, **settings)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def test_one_loaded_model_serves_several_llms() -> None:
     params = SamplingParams(max_tokens=12, ignore_eos=True)
     outputs = []
     for settings in ({}, {"prefix_cache": False}, {"page_size": 1}, {"attention": "reference"}):
-        with LLM(loaded, num_tokens=512, **settings) as llm:
+        with LLM(loaded, num_tokens=512, num_threads=1, **settings) as llm:
             llm.generate(PROMPT[:20], params)
             outputs.append(llm.generate([PROMPT[:20], PROMPT], params))
     assert len({tuple(o.token_ids for o in many) for many in outputs}) == 1
@@ -65,11 +65,11 @@ def test_the_store_is_sized_by_tokens_or_by_memory(monkeypatch: pytest.MonkeyPat
         assert llm.stats()["store"]["max_pinned_tokens"] == 128
     # 3 layers x (K and V) x 2 heads x 8 values x 4 bytes = 384 bytes a token.
     monkeypatch.setattr("radixkv.executor.sizing.available_memory_bytes", lambda: 2 * 384 * 16 * 101)
-    with LLM(tiny_model("llama")) as llm:
+    with LLM(tiny_model("llama"), num_threads=1) as llm:
         store = llm.stats()["store"]
         assert (store["sized_by"], store["num_pages"]) == ("memory", 100)
     monkeypatch.setattr("radixkv.executor.sizing.MAX_STORE_BYTES", 384 * 16 * 51)
-    with LLM(tiny_model("llama")) as llm:
+    with LLM(tiny_model("llama"), num_threads=1) as llm:
         assert llm.stats()["store"]["num_pages"] == 50
 
 
@@ -98,6 +98,12 @@ def test_settings_are_refused_before_the_model_is_looked_for(
 def test_settings_that_the_model_decides() -> None:
     with pytest.raises(ConfigError, match="max_pinned_tokens must be below the store's 512 tokens, got 512"):
         open_tiny(max_pinned_tokens=512)
+
+
+@pytest.mark.parametrize("settings", [{"revision": "v1"}, {"dtype": "bfloat16"}, {"device": "cuda:0"}])
+def test_settings_that_contradict_a_loaded_model(settings: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match="but the model was loaded before"):
+        open_tiny(**settings)
 
 
 @pytest.mark.skipif(
