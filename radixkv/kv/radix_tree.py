@@ -487,9 +487,16 @@ class RadixTree:
     def _remember(self, leaf: Node, num_pages: int) -> None:
         """Record the last ``num_pages`` pages of ``leaf`` as evicted, last one first."""
         width = self._page_bytes
+        num = min(num_pages, self._memory.max_pages)
+        self._memory.skip(num_pages - num)
         first = leaf.num_pages - num_pages
-        serials: list[int] = self._serial[leaf.pages[first:]].tolist()
-        for index in range(num_pages - 1, -1, -1):
+        if num == 1:
+            page = int.from_bytes(leaf.ids[first * _ID_BYTES : (first + 1) * _ID_BYTES], sys.byteorder)
+            tokens = leaf.tokens[first * width : (first + 1) * width]
+            self._memory.record(self._anchor(leaf, first), tokens, int(self._serial[page]))
+            return
+        serials: list[int] = self._serial[leaf.pages[first : first + num]].tolist()
+        for index in range(num - 1, -1, -1):
             at = (first + index) * width
             anchor = serials[index - 1] if index else self._anchor(leaf, first)
             self._memory.record(anchor, leaf.tokens[at : at + width], serials[index])
