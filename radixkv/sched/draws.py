@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
+import secrets
+
 import numpy as np
 from numpy.typing import NDArray
 
+from radixkv.sampling import MAX_SEED
+from radixkv.sequence import Request
+
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
+
+
+def with_seed(request: Request) -> Request:
+    """``request``, with a fresh seed where it draws and was given none."""
+    if request.sampling.temperature == 0.0 or request.sampling.seed is not None:
+        return request
+    sampling = dataclasses.replace(request.sampling, seed=secrets.randbelow(MAX_SEED + 1))
+    return dataclasses.replace(request, sampling=sampling)
 
 
 def draws_of(

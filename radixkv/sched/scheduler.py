@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import secrets
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,11 +12,11 @@ from radixkv.config import EngineConfig, ModelSpec
 from radixkv.errors import DuplicateRequestError, InvalidRequestError, NonFiniteLogitsError, OutOfPages
 from radixkv.kv.invariant import require
 from radixkv.kv.manager import KVCacheManager
-from radixkv.sampling import MAX_SEED
 from radixkv.sched.batch import Batch, SequenceOutput, StepResult, Usage
 from radixkv.sched.batch_builder import build_batch
 from radixkv.sched.candidates import Candidates
 from radixkv.sched.counters import Counters
+from radixkv.sched.draws import with_seed
 from radixkv.sched.limits import refuse_unfit
 from radixkv.sched.sharing import end_of_chunk, leader_of
 from radixkv.sched.waiting import WaitingQueue
@@ -81,10 +79,7 @@ class Scheduler:
         except InvalidRequestError:
             self.counters.num_refused += 1
             raise
-        if request.sampling.temperature > 0.0 and request.sampling.seed is None:
-            seeded = dataclasses.replace(request.sampling, seed=secrets.randbelow(MAX_SEED + 1))
-            request = dataclasses.replace(request, sampling=seeded)
-        seq = Sequence(request, self.config.page_size, self._clock(), self._num_arrivals)
+        seq = Sequence(with_seed(request), self.config.page_size, self._clock(), self._num_arrivals)
         self._num_arrivals += 1
         self._live[request.request_id] = seq
         self._queue.add(seq)
@@ -387,11 +382,7 @@ class Scheduler:
 
     def stats(self) -> dict[str, int | float]:
         """Counters since the start, and the gauges ``num_waiting`` and ``num_running``."""
-        return {
-            **self.counters.stats(),
-            "num_waiting": len(self._queue),
-            "num_running": len(self._running),
-        }
+        return {**self.counters.stats(), "num_waiting": len(self._queue), "num_running": len(self._running)}
 
     def check(self) -> None:
         """D1, D2, N1, and S1 of every sequence. Raises ``InternalError``."""

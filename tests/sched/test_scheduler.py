@@ -133,6 +133,24 @@ def test_a_follower_waits_chunk_by_chunk_and_no_longer_than_it_pays() -> None:
     h.assert_as_oracle()
 
 
+@pytest.mark.parametrize("budget", [1000, 256, 100])
+@pytest.mark.parametrize(("page_size", "residue"), [(p, r) for p in (1, 16, 64) for r in {0, 1 % p, p - 1}])
+def test_many_questions_behind_one_prefix_reach_the_optimum(
+    page_size: int, residue: int, budget: int
+) -> None:
+    """Wherever the prefix ends in its page, and wherever the budget cuts the first prompt.
+
+    Fault seen: ``_shape_cut_chunks`` does nothing.
+    """
+    num_shared = 320 + residue
+    h = Harness(num_pages=4000 // page_size, page_size=page_size, max_batch_tokens=budget, check_every=50)
+    for i in range(12):
+        h.add([*random_ids(1, num_shared), i + 1, *random_ids(i, 20)], 2)
+    h.run()
+    assert h.stats["cached_tokens"] >= 0.99 * 11 * num_shared
+    h.assert_as_oracle()
+
+
 def test_short_shared_parts_are_computed_twice() -> None:
     shared = random_ids(1, 31)
     h = Harness(num_pages=60, page_size=4)
