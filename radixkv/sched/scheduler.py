@@ -138,8 +138,7 @@ class Scheduler:
             counts = (batch.query_indptr[1:] - batch.query_indptr[:-1]).tolist()
             outputs = []
             for i, (seq, count) in enumerate(zip(sequences, counts, strict=True)):
-                prompt_left = seq.num_prompt - seq.num_computed
-                self.counters.prompt_tokens_computed += max(0, min(count, prompt_left))
+                self.counters.prompt_tokens_computed += max(0, min(count, seq.num_prompt - seq.num_computed))
                 seq.num_computed += count
                 output = self._advance(seq, sampled.get(i))
                 if output is not None:
