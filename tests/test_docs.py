@@ -3,6 +3,7 @@ and the list of invariants is the list in the code."""
 
 from __future__ import annotations
 
+import functools
 import io
 import re
 import subprocess
@@ -88,6 +89,7 @@ def test_python_blocks_run(document: str, program: str) -> None:
     assert done.returncode == 0, f"the Python in {document} fails:\n{done.stderr}"
 
 
+@functools.cache
 def names_in_code() -> dict[str, set[str]]:
     """Invariant name to the files whose docstrings, comments or messages say it."""
     found: dict[str, set[str]] = {}

@@ -23,7 +23,10 @@ def interrupt(h: Harness, when: int) -> None:
 
 
 def random_program(seed: int) -> dict[str, int]:
-    """One engine with random settings and a handful of requests from a small alphabet; returns its stats."""
+    """One engine with random settings and a handful of requests from a small alphabet; returns its stats.
+
+    Long because the draws belong to one generator, in one order.
+    """
     rng = np.random.default_rng(seed)
 
     def between(low: int, high: int) -> int:

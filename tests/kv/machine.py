@@ -2,7 +2,7 @@
 
 Two drivers use it: a seeded one (``driver.py``) and hypothesis (``test_machine.py``); the scenarios use it
 too. The machine moves K/V as an executor would, so a wrong page, slot or copy is read as a wrong hash.
-Each public method that does anything is one step, and ends with ``verify``.
+Each public method that does anything is one step, and ends with ``verify``. Long because every verb of the manager stands here once.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""RadixTree: examples with exact page ids. Random work against a page-per-node tree is elsewhere."""
+"""RadixTree: examples with exact page ids. Random work against a page-per-node tree is elsewhere.
+
+Long because each rule of the tree has its example here.
+"""
 
 from __future__ import annotations
 
