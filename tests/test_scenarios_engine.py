@@ -267,18 +267,25 @@ def test_b051_outputs_are_the_same_with_the_cache_off(page_size: int) -> None:
     assert outputs[0] == outputs[1]
 
 
-def test_b075_and_b069_a_request_that_can_never_fit_is_refused_and_the_rest_proceed() -> None:
+def test_b069_a_request_whose_output_would_never_fit_is_refused() -> None:
+    """Fault seen: ``refuse_unfit`` does not look at the pool."""
+    h = Harness(num_pages=10, page_size=4)
+    with pytest.raises(RequestTooLargeError, match=r"needs 11 pages .* the pool has 10"):
+        h.add(random_ids(1, 36), 6, request_id=50)  # its prompt fits, its sixth token would not
+    assert len(h.generate(random_ids(1, 36), 5).new_token_ids) == 1
+    h.assert_as_oracle()
+
+
+def test_b075_a_prompt_larger_than_the_pool_is_refused_and_the_rest_proceed() -> None:
     """Fault seen: ``refuse_unfit`` does not look at the pool."""
     h = Harness(num_pages=25, page_size=4)
+    h.add(random_ids(2, 20), 3)
     with pytest.raises(RequestTooLargeError) as caught:
         h.add(random_ids(1, 120), 1, request_id=50)
     for number in ("30 pages", "120 of prompt", "the pool has 25"):
         assert number in str(caught.value)
-    h.generate(random_ids(1, 100), 1)
-    h = Harness(num_pages=10, page_size=4)
-    with pytest.raises(RequestTooLargeError, match=r"needs 11 pages .* the pool has 10"):
-        h.add(random_ids(1, 36), 6, request_id=50)  # its prompt fits, its output never would
-    h.generate(random_ids(1, 36), 5)
+    h.add(random_ids(1, 100), 1)
+    h.run()
     h.assert_as_oracle()
 
 
