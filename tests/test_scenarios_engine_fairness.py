@@ -184,7 +184,7 @@ def test_b102_a_large_request_is_not_nibbled_away_by_small_ones(policy: str) -> 
 def test_b102_a_follower_that_may_not_be_overtaken_keeps_its_hit() -> None:
     """It waits for its leader still, and the others wait with it, instead of computing all again.
 
-    Fault seen: ``in_turn`` lets others pass a request that may not be overtaken.
+    Fault seen: ``_admit`` starts a follower that may not be overtaken instead of waiting with it.
     """
     shared = random_ids(1, 120)
     h = Harness(num_pages=100, page_size=4, max_batch_tokens=64, max_skips=0)
