@@ -189,6 +189,7 @@ def test_offline_is_said_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
         calls.append(kwargs["local_files_only"])
         raise FileNotFoundError("not in the cache")
 
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr(socket, "create_connection", no_network)
     monkeypatch.setattr("urllib.request.getproxies", dict)
     monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
