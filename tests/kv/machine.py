@@ -2,7 +2,8 @@
 
 Two drivers use it: a seeded one (``driver.py``) and hypothesis (``test_machine.py``); the scenarios use it
 too. The machine moves K/V as an executor would, so a wrong page, slot or copy is read as a wrong hash.
-Each public method that does anything is one step, and ends with ``verify``. Long because every verb of the manager stands here once.
+Each public method that does anything is one step, and ends with ``verify``. The file is long because every
+verb of the manager stands here once.
 """
 
 from __future__ import annotations
@@ -323,7 +324,9 @@ class LedgerMachine(LedgerModel):
                 row.source_tokens = min(row.source_tokens, num_computed - begin)
                 if row.copy is not None:
                     row.copy = PageCopy(row.copy.src, row.copy.dst, row.source_tokens)
+        num_pages = min(seq.page_table.num_pages, -(-num_computed // size))
         self.kv.truncate(seq, num_tokens)
+        assert seq.page_table.num_pages == num_pages, "truncate did not cut the table to what is computed"
         assert (seq.num_tokens, seq.num_computed) == (num_tokens, num_computed)
         assert seq.num_committed_pages == min(committed, num_computed // size * size) // size
         row.num_reserved = 0 if row.copy is None else seq.page_table.num_slots - num_computed

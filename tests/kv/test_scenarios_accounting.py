@@ -54,6 +54,7 @@ def test_b003_rejected_drafts_give_their_slots_back(page_size: int) -> None:
             machine.append(row, [9000 + n for n in range(4)])
             assert machine.reserve(row, row.seq.num_tokens - row.seq.num_computed)
             machine.forward([7000], rejects=rng.randrange(5))
+            assert row.seq.page_table.num_pages == pages_for(row.seq.num_computed, page_size)
         machine.release(row)
         assert num_idle(machine) == pages_for(row.seq.num_tokens - 1, page_size)
         machine.flush()
@@ -177,10 +178,13 @@ def test_b016_a_path_split_twice_while_held_is_idle_after(page_size: int) -> Non
     held = serve(machine, run_of(1, 4 * 64))
     for number in (1, 2):
         serve_whole(machine, joined(run_of(1, number * 64), run_of(3000 + 100 * number, 64)))
+    greedy = machine.start(run_of(4000, 1))
+    assert machine.reserve(greedy, machine.kv.num_available * page_size)  # meets the held leaf, the oldest
+    machine.release(greedy)
     machine.release(held)
     assert machine.kv.pool.ref_count.max() == 1
     assert num_idle(machine) == machine.tree.num_pages
-    greedy = machine.start(run_of(4000, 1))
+    greedy = machine.start(run_of(5000, 1))
     assert machine.reserve(greedy, machine.num_pages * page_size), "an idle page could not be evicted"
 
 

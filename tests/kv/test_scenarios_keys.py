@@ -106,7 +106,7 @@ def test_b061_an_aborted_turn_leaves_the_turn_before_it(page_size: int) -> None:
 
 @pytest.mark.parametrize("page_size", PAGE_SIZES)
 def test_b090_a_changed_turn_is_explained_and_its_tail_goes_first(page_size: int) -> None:
-    """Fault seen: ``match`` touches nothing, so the reachable part goes first."""
+    """Fault seen: ``match`` touches the whole node that it ends in, the unreachable tail too."""
     machine = LedgerMachine(page_size, num_pages=6 * 64 // page_size)
     visible, hidden = run_of(1, 64), run_of(1000, 64)
     serve_whole(machine, joined(visible, hidden))

@@ -208,14 +208,17 @@ def test_b141_the_second_of_two_equal_prompts_is_repointed(page_size: int) -> No
 
 
 @pytest.mark.parametrize("page_size", PAGE_SIZES)
-def test_b144_two_that_need_one_page_more_both_finish(page_size: int) -> None:
+def test_b144_two_that_need_more_pages_than_there_are_both_finish(page_size: int) -> None:
     """Fault seen: a failing ``reserve`` keeps what it could get."""
-    machine = LedgerMachine(page_size, num_pages=7)
+    machine = LedgerMachine(page_size, num_pages=8)
     big, small = machine.start(run_of(1, 4 * page_size)), machine.start(run_of(2000, 3 * page_size))
     assert machine.reserve(big, 4 * page_size) and machine.reserve(small, 3 * page_size)
     machine.forward([5000, 6000])
-    assert not machine.reserve(big, 1) and not machine.reserve(small, 1)
+    for row in (big, small):  # each needs two pages, and one is left
+        assert not machine.reserve(row, page_size + 1)
+        assert num_free(machine) == 1
     machine.release(small, keep_row=True)
+    assert machine.reserve(big, page_size + 1)
     go_on(machine, big, 2)
     machine.release(big)
     machine.acquire(small)
