@@ -10,6 +10,7 @@ import torch
 
 from radixkv.config import ModelSpec
 from radixkv.errors import ConfigError, NonFiniteLogitsError
+from radixkv.executor.allocator import keep_freed_memory
 from radixkv.executor.attention import make_backend
 from radixkv.executor.kv_store import KVStore
 from radixkv.executor.loaded_model import LoadedModel
@@ -49,6 +50,7 @@ class HFExecutor:
         for a setting that is out of range.
         """
         self.num_threads = set_num_threads(num_threads)
+        self.keeps_freed_memory = keep_freed_memory()
         self._prepared = prepare(loaded, attention=attention, pack=pack)
         self.store = KVStore(
             loaded.spec,
@@ -167,6 +169,7 @@ class HFExecutor:
             **{f"seconds_{name}": value for name, value in self._seconds.items()},
             "attention": self.attention,
             "num_threads": self.num_threads,
+            "keeps_freed_memory": self.keeps_freed_memory,
             "num_linears": self._prepared.num_linears,
             "packed": packing.use,
             "packing_reason": packing.reason,
