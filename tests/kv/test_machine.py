@@ -7,12 +7,20 @@ about it, so that fails too.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence as Seq
 from random import Random
 
+import pytest
 from driver import SETTINGS, Driver, Setting, run_many
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
+from machine import LedgerMachine
+
+from radixkv.kv import radix_tree
+from radixkv.kv.null_tree import NullTree
+from radixkv.testing.page_oracle import OracleInsertion, PageOracle
+from radixkv.types import Namespace, TokenIds
 
 TRANSITIONS = (
     "partial copy",
@@ -108,6 +116,44 @@ class LedgerRules(RuleBasedStateMachine):
     def teardown(self) -> None:
         if hasattr(self, "driver"):
             self.driver.machine.drain()
+
+
+class NullOracle(PageOracle):
+    """Predicts a null tree: it keeps nothing, and a sequence keeps its own pages."""
+
+    def insert(self, token_ids: TokenIds, page_ids: Seq[int], namespace: Namespace = ()) -> OracleInsertion:
+        return OracleInsertion(tuple(page_ids[: len(token_ids) // self.page_size]), (), None)
+
+
+class NullMachine(LedgerMachine):
+    make_tree = NullTree
+    make_oracle = NullOracle
+
+
+class LongEdgeMachine(LedgerMachine):
+    merges_every_chain = False
+
+
+def run_all_settings(kind: type[LedgerMachine], steps_each: int) -> Counter[str]:
+    counts = Counter[str]()
+    for seed, setting in enumerate(SETTINGS):
+        machine = kind(setting.page_size, setting.num_pages, setting.num_pages // 3)
+        Driver(machine, setting, seed).run(steps_each)
+        counts += machine.counts
+    return counts
+
+
+def test_without_a_cache_nothing_is_hit_and_nothing_leaks() -> None:
+    counts = run_all_settings(NullMachine, 300)
+    assert counts["copy-on-write from a fork"] > 10 and counts["OutOfPages"] > 0
+    assert counts["partial copy"] == counts["repoint"] == counts["takeover"] == 0
+
+
+def test_edges_too_long_to_merge(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with prompts of many thousand tokens: chains of nodes stay, and nothing else changes."""
+    monkeypatch.setattr(radix_tree, "_MERGED_BYTES", 4 * 24)
+    counts = run_all_settings(LongEdgeMachine, 500)
+    assert counts["partial copy"] > 10 and counts["trim beside a held head"] > 5
 
 
 def test_hypothesis_finds_no_way_to_break_the_ledger(long_run: bool) -> None:
