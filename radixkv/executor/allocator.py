@@ -29,4 +29,4 @@ def keep_freed_memory() -> bool:
     mallopt.argtypes, mallopt.restype = (ctypes.c_int, ctypes.c_int), ctypes.c_int
     trims = mallopt(_M_TRIM_THRESHOLD, _LARGEST_KEPT) == 1
     maps = mallopt(_M_MMAP_THRESHOLD, _LARGEST_KEPT) == 1
-    return trims and maps
+    return bool(trims and maps)
