@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from heapq import heappop, heappush
+from heapq import heappop, heappush, heapreplace
+
+import numpy as np
+from numpy.typing import NDArray
 
 _PAGE_BITS = 31
 _PAGE_MASK = (1 << _PAGE_BITS) - 1
@@ -11,8 +14,8 @@ _PAGE_MASK = (1 << _PAGE_BITS) - 1
 class EvictionQueue:
     """A heap of ``(recency, page)``, corrected lazily.
 
-    An entry's recency may lag behind the page's (recency only grows), never run ahead; whoever takes the
-    first entry compares it with the page's present recency and, if it lags, pushes the page again. So a
+    An entry's recency may lag behind the page's (recency only grows), never run ahead; ``pop`` compares the
+    first entry with the page's present recency and, if it lags, puts the page where it belongs. So a
     cache hit costs the queue nothing, and taking the least recent page costs O(log n) amortised: one
     correction at most for each time a page was used. Each page has one entry at most, so the heap never
     outgrows the pool.
@@ -34,12 +37,28 @@ class EvictionQueue:
             self._queued.add(page)
             heappush(self._heap, recency << _PAGE_BITS | page)
 
-    def pop(self) -> tuple[int, int]:
-        """Remove and return the entry ``(recency, page)`` with the smallest recency."""
-        entry = heappop(self._heap)
-        page = entry & _PAGE_MASK
-        self._queued.remove(page)
-        return entry >> _PAGE_BITS, page
+    def pop(
+        self, is_tail: NDArray[np.bool_], ref_count: NDArray[np.int32], recency: NDArray[np.int64]
+    ) -> int | None:
+        """Remove and return the page to evict next: the least recently used one that ends a leaf and is
+        idle, all three arrays by page id; ``None`` when there is none. Entries of other pages that come
+        before it are dropped on the way."""
+        heap, queued = self._heap, self._queued
+        while heap:
+            entry = heap[0]
+            page = entry & _PAGE_MASK
+            if ref_count.item(page) != 1 or not is_tail.item(page):
+                heappop(heap)
+                queued.remove(page)
+                continue
+            present = recency.item(page) << _PAGE_BITS | page
+            if present != entry:
+                heapreplace(heap, present)
+                continue
+            heappop(heap)
+            queued.remove(page)
+            return page
+        return None
 
     def first_recency(self) -> int | None:
         """Recency of the first entry; ``None`` when there is none."""

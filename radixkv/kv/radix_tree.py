@@ -452,13 +452,11 @@ class RadixTree:
         """
         out: list[bytes] = []
         left = num_pages
-        while left > 0 and len(self._queue):
-            recency, page = self._queue.pop()
-            if not self._is_tail[page] or ref_count[page] != 1:
-                continue  # met and dropped; became_idle or a new leaf puts it back
-            if self._recency[page] != recency:
-                self._queue.push(page, int(self._recency[page]))
-                continue
+        while left > 0:
+            # What is held is dropped when met; became_idle or a new leaf puts it back.
+            page = self._queue.pop(self._is_tail, ref_count, self._recency)
+            if page is None:
+                break
             leaf: Node = self._node_of[page]
             num = self._num_victims(leaf, left, ref_count)
             self._remember(leaf, num)
