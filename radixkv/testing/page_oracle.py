@@ -40,13 +40,19 @@ class OracleNode:
 
 @dataclass(frozen=True)
 class OracleMatch:
-    """The whole pages of a hit, and every page that agrees best with what follows."""
+    """The whole pages of a hit, and the page that agrees best with what follows."""
 
     nodes: tuple[OracleNode, ...]
-    partial: tuple[OracleNode, ...]
-    """All candidates that agree in ``partial_tokens`` tokens; empty where that is 0."""
+    partial: OracleNode | None
+    """Agrees in ``partial_tokens`` tokens; ``None`` where that is 0. Of equally good pages it is the first
+    in byte order from the query on, or else the last before it."""
     partial_tokens: int
     num_tokens: int
+
+    @property
+    def path(self) -> tuple[OracleNode, ...]:
+        """All pages that the match uses."""
+        return self.nodes if self.partial is None else (*self.nodes, self.partial)
 
     @property
     def page_ids(self) -> tuple[int, ...]:
@@ -84,12 +90,20 @@ class PageOracle:
             nodes.append(child)
             start += self.page_size
             node = child
-        rest = tuple(token_ids[start : start + self.page_size].tolist())
-        children = list(node.children.values()) if node is not None else []
-        agree = [num_common(child.token_ids, rest) for child in children]
-        best = max(agree, default=0)
-        partial = tuple(c for c, n in zip(children, agree, strict=True) if n == best and best > 0)
-        return OracleMatch(tuple(nodes), partial, best, start + best)
+        partial = None if node is None else self._nearest(node, token_ids[start : start + self.page_size])
+        agree = 0 if partial is None else num_common(partial.token_ids, token_ids[start:].tolist())
+        return OracleMatch(tuple(nodes), partial, agree, start + agree)
+
+    @staticmethod
+    def _nearest(node: OracleNode, rest: TokenIds) -> OracleNode | None:
+        """The child that shares most tokens with ``rest``; ``None`` if none shares any."""
+        keys = sorted(node.children)
+        ordered = [k for k in keys if k >= _key(rest)] + [k for k in reversed(keys) if k < _key(rest)]
+        tokens = rest.tolist()
+        best = max(ordered, key=lambda k: num_common(node.children[k].token_ids, tokens), default=None)
+        if best is None or num_common(node.children[best].token_ids, tokens) == 0:
+            return None
+        return node.children[best]
 
     def touch(self, nodes: Seq[OracleNode]) -> None:
         """Mark a path as used now, all of it at the same moment."""
