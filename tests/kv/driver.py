@@ -52,7 +52,7 @@ class Driver:
         self.choices: list[tuple[int, Callable[[], None]]] = [
             (20, self.start),
             (24, self.reserve),
-            (3, self.squeeze),
+            (4, self.squeeze),
             (26, self.forward),
             (5, self.fork),
             (5, self.append),
