@@ -6,10 +6,14 @@ from dataclasses import dataclass, fields
 from typing import Literal, TypeAlias, get_args
 
 from radixkv.errors import ConfigError
+from radixkv.plain import plain_real, plain_whole, shown
 
 PolicyName: TypeAlias = Literal["fcfs", "lpm"]
 POLICIES: tuple[str, ...] = get_args(PolicyName)
 MAX_PAGE_SIZE = 256
+MAX_SETTING = 2**31 - 1
+"""Largest of every whole setting: ids and counts of pages are int32."""
+_AT_LEAST_ONE = frozenset({"num_pages", "page_size", "max_running", "max_batch_tokens", "max_candidates"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,42 +41,46 @@ class EngineConfig:
     max_candidates: int = 128
     """Waiting requests whose hit is looked up in one step."""
     max_pinned_pages: int = 0
-    """Budget of pages that pins may hold; 0 forbids pins."""
+    """Budget of pages that pins may hold; 0 forbids pins. Without a prefix cache it must be 0."""
     prefix_cache: bool = True
     """False: the tree is a null tree; same kernels, every request computes its own prompt."""
     eviction_memory: int = 1024
     """How many evictions ``explain`` remembers."""
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name in ("policy", "prefix_cache"):
-                continue
-            if isinstance(value, bool) or not isinstance(value, (int, float)):
-                raise ConfigError(f"{field.name} must be a number, got {value!r}")
-            if field.name != "max_wait_s" and not isinstance(value, int):
-                raise ConfigError(f"{field.name} must be a whole number, got {value!r}")
-        at_least_one = ("num_pages", "page_size", "max_running", "max_batch_tokens", "max_candidates")
-        for name in at_least_one:
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
-        at_least_zero = (
-            "decode_reserve_tokens", "max_skips", "max_wait_s", "min_wait_tokens", "max_pinned_pages",
-            "eviction_memory",
-        )  # fmt: skip
-        for name in at_least_zero:
-            if not getattr(self, name) >= 0:
-                raise ConfigError(f"{name} must be at least 0, got {getattr(self, name)}")
+        """Numbers of numpy's kinds become Python's own. Raises ``ConfigError``."""
+        for name in (field.name for field in fields(self) if field.type == "int"):
+            value = plain_whole(getattr(self, name))
+            if value is None:
+                raise ConfigError(f"{name} must be a whole number, got {shown(getattr(self, name))}")
+            self._set_number(name, value)
+        wait_s = plain_real(self.max_wait_s)
+        if wait_s is None:
+            raise ConfigError(f"max_wait_s must be a number, got {shown(self.max_wait_s)}")
+        self._set_number("max_wait_s", wait_s)
         if self.page_size > MAX_PAGE_SIZE or self.page_size & (self.page_size - 1):
             raise ConfigError(f"page_size must be a power of two up to {MAX_PAGE_SIZE}, got {self.page_size}")
         if self.policy not in POLICIES:
-            raise ConfigError(f"policy must be one of {', '.join(POLICIES)}, got {self.policy!r}")
+            raise ConfigError(f"policy must be one of {', '.join(POLICIES)}, got {shown(self.policy)}")
         if not isinstance(self.prefix_cache, bool):
-            raise ConfigError(f"prefix_cache must be True or False, got {self.prefix_cache!r}")
+            raise ConfigError(f"prefix_cache must be True or False, got {shown(self.prefix_cache)}")
         if self.max_pinned_pages >= self.num_pages:
             raise ConfigError(
                 f"max_pinned_pages must be below num_pages ({self.num_pages}), got {self.max_pinned_pages}"
             )
+        if self.max_pinned_pages and not self.prefix_cache:
+            raise ConfigError(
+                f"max_pinned_pages must be 0 with prefix_cache=False, got {self.max_pinned_pages}: "
+                "without a cache nothing can be pinned"
+            )
+
+    def _set_number(self, name: str, value: int | float) -> None:
+        low = 1 if name in _AT_LEAST_ONE else 0
+        if not value >= low:
+            raise ConfigError(f"{name} must be at least {low}, got {shown(value)}")
+        if isinstance(value, int) and value > MAX_SETTING:
+            raise ConfigError(f"{name} must be at most {MAX_SETTING}, got {shown(value)}")
+        object.__setattr__(self, name, value)
 
 
 @dataclass(frozen=True, kw_only=True)

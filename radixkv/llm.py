@@ -36,7 +36,7 @@ from radixkv.sampling import SamplingParams
 from radixkv.sched.batch import SequenceOutput
 from radixkv.sched.limits import refuse_unfit
 from radixkv.sequence import Request
-from radixkv.settings import pin_budget_pages, refuse_unless_whole
+from radixkv.settings import pin_budget_pages, pin_tokens, whole_or_none
 from radixkv.text import Tokenizer
 from radixkv.types import TokenIds
 
@@ -73,8 +73,8 @@ class LLM:
 
         ``num_tokens``: size of the K/V store; ``None`` takes half of the memory that is left, at most
         8 GiB (``stats()["store"]`` says which). ``max_pinned_tokens``: how much of it pins may hold (whole
-        pages), which no request can count on; ``None`` is a quarter. ``progress``: ``None`` shows bars
-        on a terminal only.
+        pages, at least one or 0), which no request can count on; ``None`` is a quarter, or nothing without a
+        prefix cache. ``progress``: ``None`` shows bars on a terminal only.
 
         Raises ``ConfigError``, ``ModelLoadError``, ``UnsupportedModelError``.
         """
@@ -86,9 +86,9 @@ class LLM:
             max_running=max_running,
             max_batch_tokens=max_batch_tokens,
         )
-        refuse_unless_whole("num_tokens", num_tokens, 1)
-        refuse_unless_whole("num_threads", num_threads, 1)
-        refuse_unless_whole("max_pinned_tokens", max_pinned_tokens, 0)
+        num_tokens = whole_or_none("num_tokens", num_tokens, 1)
+        num_threads = whole_or_none("num_threads", num_threads, 1)
+        max_pinned_tokens = pin_tokens(max_pinned_tokens, config.page_size, prefix_cache)
         if attention not in BACKENDS:
             raise ConfigError(f"attention must be one of {', '.join(BACKENDS)}, got {attention!r}")
         if isinstance(model, LoadedModel):
@@ -99,9 +99,13 @@ class LLM:
         from radixkv.executor.sizing import build_executor  # loads torch, whose time load_model reports
 
         executor, sizing = build_executor(
-            loaded, num_tokens=num_tokens, page_size=page_size, attention=attention, num_threads=num_threads
+            loaded,
+            num_tokens=num_tokens,
+            page_size=config.page_size,
+            attention=attention,
+            num_threads=num_threads,
         )
-        pinned = pin_budget_pages(max_pinned_tokens, executor.num_pages, page_size, prefix_cache)
+        pinned = pin_budget_pages(max_pinned_tokens, executor.num_pages, config.page_size, prefix_cache)
         config = replace(config, num_pages=executor.num_pages, max_pinned_pages=pinned)
         tokenizer = Tokenizer(loaded.tokenizer) if loaded.tokenizer is not None else None
         load = {f"{phase}_s": seconds for phase, seconds in loaded.load_report.items()}

@@ -61,7 +61,7 @@ def test_a_pin_over_the_budget_is_refused_before_any_work() -> None:
 
 
 def test_without_a_cache_there_is_nothing_to_pin() -> None:
-    llm, executor = fake_llm(prefix_cache=False, max_pinned_pages=8)
+    llm, executor = fake_llm(prefix_cache=False)
     with pytest.raises(ConfigError, match="prefix_cache=False"):
         llm.prefill(PREFIX, pin=True)
     assert executor.batches == []
