@@ -70,7 +70,8 @@ class PinBudgetExceeded(RadixKVError):
 
 
 class NonFiniteLogitsError(RadixKVError):
-    """The model's logits are NaN or infinite for the requests in ``request_ids``."""
+    """The model's logits, or the hidden states before them, are NaN or infinite for the requests in
+    ``request_ids``. What the failed step computed is not kept."""
 
     def __init__(self, request_ids: tuple[int, ...]) -> None:
         super().__init__(f"logits are not finite for requests {', '.join(map(str, request_ids))}")

@@ -80,7 +80,8 @@ class HFExecutor:
     def execute(self, batch: Batch) -> StepResult:
         """Page copies, plan, one flat forward, then logits of the sample and score rows only.
 
-        Raises ``NonFiniteLogitsError``, naming the requests, when the model gives NaN or infinity.
+        Raises ``NonFiniteLogitsError``, naming the requests, when the model gives NaN or infinity in any row:
+        also where nothing is sampled, for the K/V written beside such a row must not get into the cache.
         """
         if batch.page_size != self.page_size:
             raise ConfigError(f"the batch has pages of {batch.page_size} tokens, the store {self.page_size}")
@@ -94,6 +95,7 @@ class HFExecutor:
             self._backend.plan(batch)
             planned = perf_counter()
             hidden = self._forward(batch)
+            _refuse_unless_finite(hidden, batch)
             logits = self._logits(hidden, batch.sample_rows)
             forwarded = perf_counter()
             sampled_ids = sample(logits, batch.sampling, batch.seq_ids[batch.sample_seqs])
@@ -175,3 +177,12 @@ class HFExecutor:
             "packing_reason": packing.reason,
             "store": self.store.stats(),
         }
+
+
+def _refuse_unless_finite(hidden: torch.Tensor, batch: Batch) -> None:
+    """Every row's hidden state, ``[R, hidden]``. What the head and the bias make of them is checked where
+    tokens are sampled and scored."""
+    bad = ~torch.isfinite(hidden).all(dim=1).cpu().numpy()
+    if bad.any():
+        seqs = np.searchsorted(batch.query_indptr, np.flatnonzero(bad), side="right") - 1
+        raise NonFiniteLogitsError(tuple(dict.fromkeys(batch.seq_ids[seqs].tolist())))
