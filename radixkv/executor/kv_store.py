@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from radixkv.config import ModelSpec
+from radixkv.config import MAX_SETTING, ModelSpec
 from radixkv.errors import ConfigError
 from radixkv.kv.page_copy import PageCopy
+from radixkv.plain import plain_whole, shown
 
 
 class KVStore:
@@ -32,13 +33,11 @@ class KVStore:
         device: torch.device | str = "cpu",
     ) -> None:
         """Allocates ``bytes_per_page(spec, page_size, dtype) * (num_pages + 1)`` bytes of zeros, which the
-        system commits as pages are first written. Raises ``ConfigError`` when a size is below 1."""
-        for name, value in (("num_pages", num_pages), ("page_size", page_size)):
-            if value < 1:
-                raise ConfigError(f"{name} must be at least 1, got {value}")
+        system commits as pages are first written. Raises ``ConfigError`` when a size is below 1 or above
+        ``MAX_SETTING``, or when that much memory cannot be had."""
         self.spec = spec
-        self.num_pages = num_pages
-        self.page_size = page_size
+        self.num_pages = num_pages = _size("num_pages", num_pages)
+        self.page_size = page_size = _size("page_size", page_size)
         self.dtype = dtype
         self.device = torch.device(device)
         shape = (spec.num_layers, 2, num_pages + 1, page_size, spec.num_kv_heads, spec.head_dim)
@@ -108,13 +107,23 @@ class KVStore:
         }
 
 
+def _size(name: str, value: object) -> int:
+    number = plain_whole(value)
+    if number is None or not 1 <= number <= MAX_SETTING:
+        raise ConfigError(f"{name} must be a whole number in 1..{MAX_SETTING}, got {shown(value)}")
+    return number
+
+
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Zeros. In host memory they come from numpy, which asks the system for zeroed pages instead of writing
-    every byte, so only what is used becomes resident."""
-    if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
+    every byte, so only what is used becomes resident. Raises ``ConfigError`` where there is not so much."""
     num_bytes = math.prod(shape) * torch.empty(0, dtype=dtype).element_size()
-    return torch.from_numpy(np.zeros(num_bytes, np.uint8)).view(dtype).view(shape)
+    try:
+        if device.type != "cpu":
+            return torch.zeros(shape, dtype=dtype, device=device)
+        return torch.from_numpy(np.zeros(num_bytes, np.uint8)).view(dtype).view(shape)
+    except (MemoryError, ValueError, torch.OutOfMemoryError) as error:
+        raise ConfigError(f"a K/V store of {num_bytes} bytes cannot be had on {device}: {error}") from error
 
 
 def bytes_per_page(spec: ModelSpec, page_size: int, dtype: torch.dtype) -> int:

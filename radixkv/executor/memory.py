@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import torch
 
-from radixkv.config import ModelSpec
+from radixkv.config import MAX_SETTING, ModelSpec
 from radixkv.errors import ConfigError
 from radixkv.executor.kv_store import bytes_per_page
+from radixkv.plain import plain_whole, shown
 
 DEFAULT_FRACTION = 0.5
 """Share of the available memory that K/V pages take when no budget is given."""
@@ -27,17 +27,31 @@ def num_pages_for(
     """Pages of the pool: ``num_tokens`` rounded up to whole pages, or what ``fraction`` of
     ``available_bytes`` (default: ``available_memory_bytes()``) holds beside the padding page.
 
-    Raises ``ConfigError`` when a number is out of range or not even one page fits.
+    Raises ``ConfigError`` when a number is out of range, when ``num_tokens`` need more than
+    ``available_bytes`` (if given), or when not even one page fits.
     """
     page_bytes = bytes_per_page(spec, page_size, dtype)
     if num_tokens is not None:
-        if num_tokens < 1:
-            raise ConfigError(f"num_tokens must be at least 1, got {num_tokens}")
-        return math.ceil(num_tokens / page_size)
+        number = plain_whole(num_tokens)
+        if number is None or number < 1:
+            raise ConfigError(f"num_tokens must be a whole number of at least 1, got {shown(num_tokens)}")
+        num_pages = -(-number // page_size)
+        if num_pages > MAX_SETTING:
+            raise ConfigError(
+                f"num_tokens must be at most {MAX_SETTING * page_size} (pages of {page_size} are numbered in "
+                f"32 bits), got {shown(number)}"
+            )
+        needed = (num_pages + 1) * page_bytes
+        if available_bytes is not None and needed > available_bytes:
+            raise ConfigError(
+                f"num_tokens={number} needs {needed} bytes of K/V store ({page_bytes} a page), "
+                f"{available_bytes} are available"
+            )
+        return num_pages
     if not 0.0 < fraction <= 1.0:
         raise ConfigError(f"fraction must lie above 0 and up to 1, got {fraction}")
     available = available_memory_bytes() if available_bytes is None else available_bytes
-    num_pages = int(available * fraction) // page_bytes - 1
+    num_pages = min(int(available * fraction) // page_bytes - 1, MAX_SETTING)
     if num_pages < 1:
         raise ConfigError(
             f"{fraction:.0%} of {available} available bytes hold no page of {page_bytes} bytes beside the "

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from radixkv.errors import ConfigError
 from radixkv.executor.hf import HFExecutor
 from radixkv.executor.loaded_model import LoadedModel
 from radixkv.executor.memory import DEFAULT_FRACTION, available_memory_bytes, num_pages_for
@@ -26,14 +27,15 @@ def build_executor(
 ) -> tuple[HFExecutor, dict[str, Any]]:
     """An executor and how its store was sized.
 
-    ``num_tokens`` is rounded up to whole pages. ``None``: ``DEFAULT_FRACTION`` of the memory that is left
-    once the model is ready (on a CPU the least of the machine's and the control group's, on a GPU the
-    device's), at most ``MAX_STORE_BYTES``. Raises ``ConfigError`` and ``UnsupportedModelError``.
+    ``num_tokens`` is rounded up to whole pages, and refused where they need more memory than is left once
+    the model is ready (on a CPU the least of the machine's and the control group's, on a GPU the device's;
+    not known on every system). ``None``: ``DEFAULT_FRACTION`` of that memory, at most ``MAX_STORE_BYTES``.
+    Raises ``ConfigError`` and ``UnsupportedModelError``.
     """
     set_num_threads(num_threads)  # first: the probe for packed weights runs with as many
     prepared = prepare(loaded, attention=attention)
     sizing: dict[str, Any] = {"sized_by": "num_tokens"}
-    available: int | None = None
+    available: int | None
     if num_tokens is None:
         available = _available_bytes(prepared.device)
         sizing = {
@@ -43,6 +45,11 @@ def build_executor(
             "max_bytes": MAX_STORE_BYTES,
         }
         available = min(available, int(MAX_STORE_BYTES / DEFAULT_FRACTION))
+    else:
+        try:
+            available = _available_bytes(prepared.device)
+        except ConfigError:  # not known here: the allocation itself has to tell
+            available = None
     num_pages = num_pages_for(
         loaded.spec,
         page_size=page_size,

@@ -9,20 +9,30 @@ from pathlib import Path
 import torch
 
 from radixkv.errors import ConfigError
+from radixkv.plain import plain_whole, shown
+
+THREADS_PER_CORE = 4
+"""Most threads that may be asked for, per core."""
 
 
 def set_num_threads(num_threads: int | None) -> int:
     """Set torch's threads for this process and return their number.
 
     ``None`` keeps torch's own number (which follows ``OMP_NUM_THREADS``) unless that is more than this
-    process may use. Raises ``ConfigError`` for a number below 1.
+    process may use. Raises ``ConfigError`` for a number below 1 or above ``THREADS_PER_CORE`` times the
+    cores that this process may use: so many threads only wait for each other, and where the system refuses
+    to start one, OpenMP ends the process.
     """
     if num_threads is None:
         wanted = min(torch.get_num_threads(), usable_cores())
-    elif num_threads < 1:
-        raise ConfigError(f"num_threads must be at least 1, got {num_threads}")
     else:
-        wanted = num_threads
+        number, most = plain_whole(num_threads), THREADS_PER_CORE * usable_cores()
+        if number is None or not 1 <= number <= most:
+            raise ConfigError(
+                f"num_threads must be a whole number in 1..{most} ({THREADS_PER_CORE} for each core that "
+                f"this process may use), got {shown(num_threads)}"
+            )
+        wanted = number
     if wanted != torch.get_num_threads():
         torch.set_num_threads(wanted)
     return wanted

@@ -5,9 +5,14 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from radixkv.config import MAX_SETTING
 from radixkv.errors import ConfigError, MisuseError, OutOfPages
 from radixkv.kv.invariant import require
+from radixkv.plain import plain_whole, shown
 from radixkv.types import PageIds
+
+BYTES_PER_PAGE = 12
+"""Three int32 for each page: its count, its place on the free stack, and a mark."""
 
 
 class PagePool:
@@ -22,13 +27,23 @@ class PagePool:
     """
 
     def __init__(self, num_pages: int) -> None:
-        if isinstance(num_pages, bool) or not isinstance(num_pages, int) or num_pages < 1:
-            raise ConfigError(f"num_pages must be a whole number of at least 1, got {num_pages!r}")
-        self.num_pages = num_pages
-        self._count = np.zeros(num_pages, np.int32)
-        self._stack = np.arange(num_pages - 1, -1, -1, dtype=np.int32)
-        self._num_free = num_pages
-        self._mark = np.zeros(num_pages, np.int32)  # scratch of the P3 test, no state
+        """Takes ``BYTES_PER_PAGE`` bytes for each page. Raises ``ConfigError`` when ``num_pages`` is no whole
+        number in ``1..MAX_SETTING``, or when that much memory cannot be had."""
+        number = plain_whole(num_pages)
+        if number is None or number < 1:
+            raise ConfigError(f"num_pages must be a whole number of at least 1, got {shown(num_pages)}")
+        if number > MAX_SETTING:
+            raise ConfigError(f"num_pages must be at most {MAX_SETTING}, got {shown(number)}")
+        self.num_pages = number
+        try:
+            self._count = np.zeros(number, np.int32)
+            self._stack = np.arange(number - 1, -1, -1, dtype=np.int32)
+            self._mark = np.zeros(number, np.int32)  # scratch of the P3 test, no state
+        except MemoryError as error:
+            raise ConfigError(
+                f"num_pages={number} needs {number * BYTES_PER_PAGE} bytes of memory, which cannot be had"
+            ) from error
+        self._num_free = number
         self._ref_count = self._count.view()
         self._ref_count.flags.writeable = False
 
