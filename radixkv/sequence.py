@@ -10,11 +10,12 @@ import numpy as np
 
 from radixkv.errors import InvalidRequestError
 from radixkv.kv.page_table import PageTable
-from radixkv.sampling import SamplingParams
+from radixkv.plain import plain_whole, shown
+from radixkv.sampling import MAX_TOKEN_ID, SamplingParams, whole_within
 from radixkv.types import Namespace, TokenIds
 
 FinishReason: TypeAlias = Literal["stop", "length", "abort", "error"]
-MAX_TOKEN_ID = 2**31 - 1
+MIN_INT64, MAX_INT64 = -(2**63), 2**63 - 1
 
 
 class Status(Enum):
@@ -29,8 +30,9 @@ class Status(Enum):
 class Request:
     """One prompt and what is wanted of it. The ids are copied here and made read-only.
 
-    Raises ``InvalidRequestError`` where the prompt is not a non-empty flat run of whole numbers that fit a
-    token id, or ``logprob_start`` lies outside it.
+    ``request_id`` is any whole number of 64 bits. Raises ``InvalidRequestError`` where the prompt is not a
+    non-empty flat run of whole numbers that fit a token id, or any other field is of another kind or outside
+    of its range.
     """
 
     request_id: int
@@ -41,17 +43,27 @@ class Request:
     """Prompt positions from here on get the log-probability of their token; ``None``: none does. Position
     0 has no token before it and gets none, so that 0 and 1 ask for the same."""
     sample_index: int = 0
-    """Which of several samples of one prompt this is; part of the key of its random draws."""
+    """Which of several samples of one prompt this is; part of the key of its random draws; 0 or more."""
 
     def __post_init__(self) -> None:
         ids = token_ids_of(self.prompt_ids)
         ids.flags.writeable = False
-        object.__setattr__(self, "prompt_ids", ids)
-        if self.logprob_start is not None and not 0 <= self.logprob_start < len(ids):
-            raise InvalidRequestError(
-                f"logprob_start must lie in 0..{len(ids) - 1} (the prompt's positions), "
-                f"got {self.logprob_start}"
-            )
+        self._keep("prompt_ids", ids)
+        self._keep("request_id", whole_within("request_id", self.request_id, MIN_INT64, MAX_INT64))
+        self._keep("sample_index", whole_within("sample_index", self.sample_index, 0, MAX_INT64))
+        self._keep("namespace", _namespace_of(self.namespace))
+        if not isinstance(self.sampling, SamplingParams):
+            raise InvalidRequestError(f"sampling must be SamplingParams, got {shown(self.sampling)}")
+        if self.logprob_start is not None:
+            start = whole_within("logprob_start", self.logprob_start, MIN_INT64, MAX_INT64)
+            self._keep("logprob_start", start)
+            if not 0 <= start < len(ids):
+                raise InvalidRequestError(
+                    f"logprob_start must lie in 0..{len(ids) - 1} (the prompt's positions), got {start}"
+                )
+
+    def _keep(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
 
     @property
     def max_hit_tokens(self) -> int:
@@ -69,11 +81,16 @@ class Request:
 
 
 def token_ids_of(values: object) -> TokenIds:
-    """A fresh ``[num_tokens]`` int32 array of a non-empty flat run of whole numbers, or
-    ``InvalidRequestError``."""
+    """A fresh ``[num_tokens]`` int32 array of a non-empty flat run of whole numbers (a list, a tuple or an
+    array), or ``InvalidRequestError``. A masked array is refused: what its mask means for a prompt is
+    anybody's guess."""
+    if isinstance(values, np.ma.MaskedArray):
+        raise InvalidRequestError("token ids must not be a masked array: pass what is to be left of it")
+    if isinstance(values, (list, tuple)) and not _is_plain(values):
+        _refuse_unless_whole(values)
     try:
         array = np.asarray(values)
-    except ValueError as error:  # lists of unequal lengths
+    except (ValueError, TypeError, OverflowError) as error:
         raise InvalidRequestError(f"a prompt is a flat list of token ids: {error}") from None
     if array.ndim != 1:
         raise InvalidRequestError(
@@ -82,11 +99,49 @@ def token_ids_of(values: object) -> TokenIds:
     if array.size == 0:
         raise InvalidRequestError("the prompt is empty; at least 1 token is needed")
     if array.dtype.kind not in "iu":
-        raise InvalidRequestError(f"token ids must be whole numbers, got {array.tolist()[0]!r}")
+        raise InvalidRequestError(f"token ids must be whole numbers, got an array of {array.dtype}")
     low, high = int(array.min()), int(array.max())
     if low < 0 or high > MAX_TOKEN_ID:
         raise InvalidRequestError(f"token ids must lie in 0..{MAX_TOKEN_ID}, got {low if low < 0 else high}")
     return array.astype(np.int32)  # a copy: the caller may write his own
+
+
+def _is_plain(values: list[object] | tuple[object, ...]) -> bool:
+    """Whether all are Python's own whole numbers of 31 bits; quicker than to look at each."""
+    return set(map(type, values)) == {int} and 0 <= min(values) <= max(values) <= MAX_TOKEN_ID  # type: ignore
+
+
+def _refuse_unless_whole(values: list[object] | tuple[object, ...]) -> None:
+    """Before numpy makes numbers of truth values, or an array of objects of what is too large."""
+    for position, value in enumerate(values):
+        whole = plain_whole(value)
+        if whole is None:
+            raise InvalidRequestError(
+                f"token ids must be whole numbers in a flat list, got {shown(value)} at position {position}"
+            )
+        if not 0 <= whole <= MAX_TOKEN_ID:
+            raise InvalidRequestError(
+                f"token ids must lie in 0..{MAX_TOKEN_ID}, got {shown(whole)} at position {position}"
+            )
+
+
+def _namespace_of(fields: object) -> Namespace:
+    """The fields as they are, numbers as Python's own, or ``InvalidRequestError``. No truth values: ``True``
+    would be the same namespace as ``1``."""
+    if not isinstance(fields, tuple):
+        raise InvalidRequestError(f"namespace must be a tuple, got {shown(fields)}")
+    return tuple(
+        field if field is None or isinstance(field, str) else _whole_field(field, position)
+        for position, field in enumerate(fields)
+    )
+
+
+def _whole_field(field: object, position: int) -> int:
+    if plain_whole(field) is None:
+        raise InvalidRequestError(
+            f"a namespace is of text, whole numbers and None, got {shown(field)} at position {position}"
+        )
+    return whole_within(f"namespace[{position}]", field, MIN_INT64, MAX_INT64)
 
 
 class Sequence:
