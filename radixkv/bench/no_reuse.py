@@ -87,7 +87,11 @@ def main(argv: Sequence[str] | None = None, *, make_rig: OpenRig | None = None) 
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="no_reuse", description=__doc__.partition("\n\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="radixkv bench no-reuse",
+        description=__doc__.partition("\n\n")[0],
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
     add = parser.add_argument
     add("--model", default=DEFAULT_MODEL, help="hub id, folder, GGUF file or packaged name")
     add("--pairs", type=int, default=MIN_PAIRS, metavar="N", help=f"at least {MIN_PAIRS} for a verdict")

@@ -24,7 +24,7 @@ def refuse_unfit(request: Request, config: EngineConfig, spec: ModelSpec) -> Non
         raise RequestTooLargeError(
             f"request {request.request_id} needs {needed} pages of {config.page_size} tokens ({num_prompt} "
             f"of prompt, max_tokens {max_tokens}), the pool has {usable} ({config.num_pages} less the pin "
-            f"budget of {config.max_pinned_pages})"
+            f"budget of {config.max_pinned_pages}): a larger store or a smaller pin budget would take it"
         )
 
 

@@ -119,6 +119,7 @@ def test_explain_says_how_far_and_why() -> None:
     assert str(differs).splitlines()[0] == "9 of 11 tokens are in the cache."
     assert "At position 9 the prompt has 'w150' (token 150), the cache 'w19' (token 19)." in str(differs)
     assert differs.text == f"{words(*PREFIX[:9])!r} ▶ 'w150 w151'"
+    assert str(llm.explain([199])).splitlines()[1] == "Nothing that begins like this is in the cache."
     whole = llm.explain(PREFIX)
     assert (whole.hit_tokens, whole.reason) == (27, "whole")
     assert "whole prompt is in the cache" in str(whole)
