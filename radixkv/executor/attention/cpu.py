@@ -19,7 +19,7 @@ from radixkv.executor.attention.parts import (
 from radixkv.executor.kv_store import KVStore
 from radixkv.sched.batch import Batch
 
-GATHER_BYTES = 8 << 20
+GATHER_BYTES = 12 << 20
 """K and V copied out of the store at once, in float32: small enough to be read again from the cache."""
 
 
@@ -93,14 +93,24 @@ class CpuBackend:
             store = self._store
             store.write(layer_idx, self._slot_mapping, key.to(store.dtype), value.to(store.dtype))
             rows = query.to(torch.float32).contiguous()
-            out = torch.empty_like(rows)
-            lse = rows.new_empty(rows.shape[:2])
+            out, lse = torch.empty_like(rows), rows.new_empty(rows.shape[:2])
             loaded: KeySource | None = None
             for piece in pieces:
                 if piece.source is not loaded:
                     keys, values = self._load(layer_idx, piece.source)
                     loaded = piece.source
-                self._run_piece(piece, rows, keys, values, out, lse, scale, softcap)
+                part, part_lse = self._attend(piece, rows, keys, values, scale, softcap)
+                if piece.padding is not None:
+                    out.index_copy_(0, piece.padding.put, part.index_select(0, piece.padding.keep))
+                    lse.index_copy_(0, piece.padding.put, part_lse.index_select(0, piece.padding.keep))
+                elif piece.is_first and piece.num_rows == len(rows):
+                    out, lse = part, part_lse
+                else:
+                    mine = slice(piece.first_row, piece.first_row + piece.num_rows)
+                    if piece.is_first:
+                        out[mine], lse[mine] = part, part_lse
+                    else:
+                        merge_into(out[mine], lse[mine], part, part_lse)
             return out.to(query.dtype)
 
     def _pieces_for(self, sliding_window: int | None) -> tuple[Piece, ...]:
@@ -114,47 +124,33 @@ class CpuBackend:
             self._pieces[window] = build_pieces(under, self._limits)
         return self._pieces[window]
 
-    def _run_piece(
-        self,
-        piece: Piece,
-        rows: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        out: Tensor,
-        lse: Tensor,
-        scale: float,
-        softcap: float | None,
-    ) -> None:
-        """Attend and put or merge the result. ``keys`` and ``values`` are ``[B, T, num_kv_heads,
-        head_dim]``, ``rows`` and ``out`` ``[R, num_query_heads, head_dim]``, ``lse`` ``[R,
-        num_query_heads]``."""
-        mine = slice(piece.first_row, piece.first_row + piece.num_rows)
-        query = rows[mine] if piece.padding is None else rows.index_select(0, piece.padding.take)
+    def _attend(
+        self, piece: Piece, rows: Tensor, keys: Tensor, values: Tensor, scale: float, softcap: float | None
+    ) -> tuple[Tensor, Tensor]:
+        """One piece's output ``[piece.num_rows, num_query_heads, head_dim]`` and log-sum-exp without the
+        last dimension. ``keys`` and ``values`` are ``[B, T, num_kv_heads, head_dim]``, ``rows`` ``[R,
+        num_query_heads, head_dim]``. A row that sees nothing gets 0 and -inf."""
+        if piece.padding is None:
+            query = rows[piece.first_row : piece.first_row + piece.num_rows]
+        else:
+            query = rows.index_select(0, piece.padding.take)
         span = slice(piece.key_start, piece.key_stop)
         keys, values = keys[:, span], values[:, span]
-        if piece.single_rows:
-            part, part_lse = attend_single_rows(
-                query, keys, values, mask=piece.mask, scale=scale, softcap=softcap,
-                zeros=self._zeros(query),
-            )  # fmt: skip
-        else:
-            entries = query.view(piece.source.num_seqs, -1, *query.shape[1:])
-            part, part_lse = attend(
-                entries.transpose(1, 2), keys.transpose(1, 2), values.transpose(1, 2), mask=piece.mask,
-                scale=scale, softcap=softcap, fused=self._fused,
-            )  # fmt: skip
-            part = part.transpose(1, 2).reshape(query.shape)
-            part_lse = part_lse.transpose(1, 2).reshape(query.shape[:2])
+        if piece.single_rows and (self._fused is None or softcap is not None):
+            return attend_single_rows(
+                query, keys, values, mask=piece.mask, scale=scale, softcap=softcap, zeros=self._zeros(query)
+            )
+        entries = query.view(piece.source.num_seqs, -1, *query.shape[1:])
+        part, part_lse = attend(
+            entries.transpose(1, 2), keys.transpose(1, 2), values.transpose(1, 2), mask=piece.mask,
+            scale=scale, softcap=softcap, fused=self._fused,
+        )  # fmt: skip
+        part = part.transpose(1, 2).reshape(query.shape)
+        part_lse = part_lse.transpose(1, 2).reshape(query.shape[:2])
         if piece.blind is not None:
             part = part.masked_fill(piece.blind[:, None, None], 0.0)
             part_lse = part_lse.masked_fill(piece.blind[:, None], float("-inf"))
-        if piece.padding is not None:
-            out.index_copy_(0, piece.padding.put, part.index_select(0, piece.padding.keep))
-            lse.index_copy_(0, piece.padding.put, part_lse.index_select(0, piece.padding.keep))
-        elif piece.is_first:
-            out[mine], lse[mine] = part, part_lse
-        else:
-            merge_into(out[mine], lse[mine], part, part_lse)
+        return part, part_lse
 
     def _load(self, layer_idx: int, source: KeySource) -> tuple[Tensor, Tensor]:
         """K and V as ``[num_seqs, num_keys, num_kv_heads, head_dim]`` float32: a view of the store where it
