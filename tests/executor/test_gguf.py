@@ -180,3 +180,28 @@ def test_a_damaged_gguf_is_an_error_of_ours(tmp_path: Path, cache_dir: Path) -> 
 
 def _must_not_run(*args: Any, **kwargs: Any) -> Any:
     raise AssertionError("this was done before and must not be done again")
+
+
+def test_the_file_decides_where_text_ends_whatever_transformers_takes_for_granted(
+    tmp_path: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers 5.17 gives a GGUF's tokenizer its own end tokens, and every such file was refused.
+
+    Fault seen: the tokenizer's ids compared with the file's, not set from it.
+    """
+    from transformers import PreTrainedTokenizerFast
+
+    real = PreTrainedTokenizerFast.from_pretrained
+
+    def other_defaults(*args: Any, **kwargs: Any) -> Any:
+        tokenizer = real(*args, **kwargs)
+        if "gguf_file" in kwargs:
+            tokenizer.eos_token, tokenizer.bos_token = "<s>", "</s>"
+        return tokenizer
+
+    monkeypatch.setattr(PreTrainedTokenizerFast, "from_pretrained", other_defaults)
+    write_gguf(tmp_path / "tiny.gguf")
+    loaded = load_model(tmp_path / "tiny.gguf")
+    assert loaded.tokenizer is not None
+    assert (loaded.tokenizer.eos_token_id, loaded.tokenizer.bos_token_id) == (1, 2)
+    assert loaded.spec.eos_token_ids == (1,)
