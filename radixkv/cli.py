@@ -7,7 +7,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from radixkv.errors import RadixKVError
+from radixkv.errors import InvalidRequestError, RadixKVError
 
 BENCHMARKS = {
     "few-shot": ("radixkv.bench.few_shot", "many questions behind one long prefix of worked examples"),
@@ -67,8 +67,15 @@ def _parser() -> argparse.ArgumentParser:
 
 def _generate(args: argparse.Namespace) -> int:
     from radixkv.llm import LLM
+    from radixkv.prompts import with_index
     from radixkv.sampling import SamplingParams
+    from radixkv.text import refuse_no_text
 
+    for index, text in enumerate(args.prompts):  # before a model is loaded
+        try:
+            refuse_no_text(text)
+        except InvalidRequestError as error:
+            raise with_index(error, "prompt", index) from None
     sampling = SamplingParams(max_tokens=args.max_tokens, temperature=args.temperature, seed=args.seed)
     with LLM(
         args.model,

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from radixkv.errors import InvalidRequestError
+from radixkv.plain import plain_whole, shown
 from radixkv.sampling import SamplingParams
 from radixkv.text import Tokenizer
 from radixkv.types import TokenIds
@@ -78,7 +79,7 @@ def params_list(params: object, num_prompts: int, one: bool) -> list[SamplingPar
     checked: list[SamplingParams] = []
     for index, item in enumerate(params):
         if not isinstance(item, SamplingParams):
-            raise InvalidRequestError(f"sampling_params {index}: must be SamplingParams, got {item!r}")
+            raise InvalidRequestError(f"sampling_params {index}: must be SamplingParams, got {shown(item)}")
         checked.append(item)
     return checked
 
@@ -89,6 +90,8 @@ def with_index(error: InvalidRequestError, what: str, index: int | None) -> Inva
 
 
 def _from_array(prompt: NDArray[Any]) -> NDArray[Any]:
+    if isinstance(prompt, np.ma.MaskedArray):
+        raise InvalidRequestError("token ids must not be a masked array: pass what is to be left of it")
     if prompt.ndim != 1:
         raise InvalidRequestError(f"token ids must be flat, got an array of {prompt.ndim} dimensions")
     if prompt.size and prompt.dtype.kind not in "iu":
@@ -103,18 +106,18 @@ def _from_list(prompt: Sequence[Any], vocab_size: int) -> NDArray[Any]:
                 raise InvalidRequestError(
                     f"is nested too deep: position {position} holds a {type(value).__name__}, not a token id"
                 )
-            if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+            if plain_whole(value) is None:
                 raise InvalidRequestError(
-                    f"token ids must be whole numbers, got {value!r} at position {position}"
+                    f"token ids must be whole numbers, got {shown(value)} at position {position}"
                 )
     try:
         return np.array(prompt, np.int64)
     except OverflowError:
-        position = next(p for p, value in enumerate(prompt) if not -(2**63) <= value < 2**63)
+        position = next(p for p, value in enumerate(prompt) if not 0 <= int(value) < vocab_size)
         raise _outside(prompt[position], position, vocab_size) from None
 
 
 def _outside(token_id: int, position: int, vocab_size: int) -> InvalidRequestError:
     return InvalidRequestError(
-        f"token id {token_id} at position {position} is outside the vocabulary, 0..{vocab_size - 1}"
+        f"token id {shown(token_id)} at position {position} is outside the vocabulary, 0..{vocab_size - 1}"
     )

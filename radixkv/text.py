@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 
 from radixkv.errors import InvalidRequestError
+from radixkv.plain import shown
+from radixkv.sampling import MAX_TOKEN_ID, whole_within
 from radixkv.types import TokenIds
 
 
@@ -41,13 +43,20 @@ class Tokenizer:
         return tuple(sorted({int(token_id) for token_id in self.backend.all_special_ids}))
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> TokenIds:
-        """``[num_tokens]`` int32; may be empty."""
+        """``[num_tokens]`` int32; may be empty. Raises ``InvalidRequestError`` for what is no text: see
+        ``refuse_no_text``."""
+        refuse_no_text(text)
         encoded = self.backend(text, add_special_tokens=add_special_tokens, verbose=False)
         return np.asarray(encoded["input_ids"], np.int32)
 
     def decode(self, token_ids: Sequence[int] | TokenIds, *, skip_special_tokens: bool = True) -> str:
-        """The text of these ids, exactly as the model wrote it: spaces are not tidied."""
-        ids = [int(token_id) for token_id in token_ids]
+        """The text of these ids, exactly as the model wrote it: spaces are not tidied. An id that
+        the tokenizer does not know (a model's padding) gives nothing. Raises ``InvalidRequestError`` for what
+        is no id."""
+        ids = [
+            whole_within(f"token id at position {position}", token_id, 0, MAX_TOKEN_ID)
+            for position, token_id in enumerate(token_ids)
+        ]
         text = self.backend.decode(
             ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
         )
@@ -70,6 +79,19 @@ class Tokenizer:
         except Exception as error:  # templates raise what they like
             raise InvalidRequestError(f"the chat template refuses these messages: {error}") from error
         return self.encode(str(text), add_special_tokens=False)
+
+
+def refuse_no_text(text: object) -> None:
+    """Raise ``InvalidRequestError`` unless ``text`` is a ``str`` that UTF-8 can hold. Half a surrogate pair,
+    which ``str`` allows and no tokenizer takes, comes from cutting UTF-16, or from bytes decoded with
+    ``surrogateescape``, as Python decodes the command line."""
+    if not isinstance(text, str):
+        raise InvalidRequestError(f"must be text, got {shown(text)}")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        found = f"U+{ord(text[error.start]):04X} at position {error.start}"
+        raise InvalidRequestError(f"the text does not fit into UTF-8: half a surrogate pair, {found}") from None
 
 
 def _id_or_none(value: Any) -> int | None:
