@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from radixkv.errors import ModelLoadError, UnsupportedModelError
+from radixkv.plain import shown
 
 WANTED = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 UNWANTED = ["*/*"]
@@ -52,14 +53,22 @@ def fetch_snapshot(repo_id: str, revision: str | None = None, *, progress: bool 
 
 def refuse_quantised(config_file: Path, name: str) -> None:
     """Raise ``UnsupportedModelError`` where this config.json names a quantisation."""
-    try:
-        content = json.loads(config_file.read_text())
-    except ValueError as error:
-        raise ModelLoadError(f"{name}: config.json cannot be read: {error}") from error
-    quantization = content.get("quantization_config")
+    quantization = read_json(config_file, name).get("quantization_config")
     if quantization is not None:
-        method = quantization.get("quant_method", "an unnamed method")
+        method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
+        method = method if isinstance(method, str) else "an unnamed method"
         raise UnsupportedModelError(f"{name} is quantised ({method}); only float weights are supported")
+
+
+def read_json(file: Path, name: str) -> dict[str, Any]:
+    """The object in a JSON file of the model ``name``. Raises ``ModelLoadError`` where it holds none."""
+    try:
+        content = json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelLoadError(f"{name}: {file.name} cannot be read: {error}") from error
+    if not isinstance(content, dict):
+        raise ModelLoadError(f"{name}: {file.name} holds {shown(content)}, not an object")
+    return content
 
 
 def _answers(endpoint: str) -> bool:

