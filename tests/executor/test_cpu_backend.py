@@ -14,7 +14,8 @@ from radixkv.config import ModelSpec
 from radixkv.errors import ConfigError, InternalError
 from radixkv.executor.attention import cpu, parts
 from radixkv.executor.attention.cpu import CpuBackend
-from radixkv.executor.attention.cpu_plan import KeySource, PlanLimits
+from radixkv.executor.attention.cpu_plan import PlanLimits
+from radixkv.executor.attention.key_source import KeySource
 from radixkv.executor.attention.reference import ReferenceBackend
 from radixkv.executor.kv_store import KVStore
 

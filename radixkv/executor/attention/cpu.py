@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from radixkv.errors import ConfigError, InternalError
-from radixkv.executor.attention.cpu_plan import KeySource, Layout, Piece, PlanLimits, build_pieces
+from radixkv.executor.attention.cpu_plan import Layout, Piece, PlanLimits, build_pieces
+from radixkv.executor.attention.key_source import KeySource
 from radixkv.executor.attention.parts import (
     attend,
     attend_single_rows,
@@ -46,7 +47,7 @@ class CpuBackend:
         spec = store.spec
         token_bytes = 2 * 4 * spec.num_kv_heads * spec.head_dim
         self._store = store
-        at_once = max(64, GATHER_BYTES // token_bytes)
+        at_once = max(256, GATHER_BYTES // token_bytes)
         in_place = store.num_slots if store.dtype == torch.float32 else at_once
         self._limits = limits or PlanLimits(max_gather_tokens=at_once, max_view_tokens=in_place)
         self._fused = find_fused_kernel() if use_fused else None
@@ -156,27 +157,23 @@ class CpuBackend:
         """K and V as ``[num_seqs, num_keys, num_kv_heads, head_dim]`` float32: a view of the store where it
         lies in order and is float32, else scratch that the next load overwrites."""
         key, value = self._store.key(layer_idx), self._store.value(layer_idx)
-        shape = (source.num_seqs, source.num_keys, *key.shape[1:])
-        num_slots = source.num_seqs * source.num_keys
-        as_stored = key.dtype == torch.float32
-        if source.is_view:
-            part = slice(source.first_slot, source.first_slot + num_slots)
-            if as_stored:
-                return key[part].view(shape), value[part].view(shape)
-            return key[part].to(torch.float32).view(shape), value[part].to(torch.float32).view(shape)
-        num_values = num_slots * key.shape[1] * key.shape[2]
+        heads = key.shape[1:]
+        if source.slots is None:
+            part = slice(source.first_slot, source.first_slot + source.num_keys)
+            return key[part].unsqueeze(0).to(torch.float32), value[part].unsqueeze(0).to(torch.float32)
+        num_values = len(source.slots) * heads.numel()
         if self._keys.numel() < num_values:
             with torch.inference_mode(False):  # scratch outlives the caller's mode
                 self._keys, self._values = torch.empty(num_values), torch.empty(num_values)
         loaded = []
         for stored, scratch in ((key, self._keys), (value, self._values)):
-            into = scratch[:num_values].view(num_slots, -1)
             by_slot = stored.view(stored.shape[0], -1)
-            if as_stored:
+            into = scratch[:num_values].view(len(source.slots), -1)
+            if stored.dtype == torch.float32:
                 torch.index_select(by_slot, 0, source.slots, out=into)
             else:
                 into.copy_(by_slot.index_select(0, source.slots))
-            loaded.append(into.view(shape))
+            loaded.append(into.view(source.num_seqs, source.num_keys, *heads))
         return loaded[0], loaded[1]
 
     def _zeros(self, query: Tensor) -> Tensor:

@@ -15,10 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from radixkv.kv.page_table import PageTable
+from radixkv.executor.attention.key_source import Ints, KeySource, StoreMap
 from radixkv.sched.batch import Batch, PrefixGroup
-
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,22 +39,6 @@ class PlanLimits:
     """Extending sequences with tails up to this go together in one piece."""
     max_padding: float = 1.6
     """Padded work of a piece over real work."""
-
-
-@dataclass(frozen=True, eq=False)
-class KeySource:
-    """``num_seqs`` times ``num_keys`` tokens of K/V: a view from ``first_slot`` on, or a gather of
-    ``slots`` (``[num_seqs * num_keys]``, padded with tokens of the same sequence; empty where it is a
-    view)."""
-
-    num_seqs: int
-    num_keys: int
-    first_slot: int
-    slots: Tensor
-
-    @property
-    def is_view(self) -> bool:
-        return self.slots.numel() == 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,10 +84,7 @@ class Layout:
     positions: Ints
     lower: Ints
     """``[R]`` first position that a row sees."""
-    slots: Ints
-    """Slots of all pages of all sequences, in order (B1 is applied to the whole of ``page_indices``)."""
-    slot_starts: Ints
-    """``[S]`` index into ``slots`` of each sequence's position 0."""
+    store_map: StoreMap
     groups: tuple[PrefixGroup, ...]
     page_size: int
 
@@ -117,7 +96,6 @@ class Layout:
         offsets = np.arange(batch.num_rows) - np.repeat(row_starts[:-1], num_new)
         positions = np.repeat(seq_lens - num_new, num_new) + offsets
         assert np.array_equal(positions, batch.positions), "rows must be the last tokens of their sequences"
-        table = PageTable(batch.page_size, batch.page_indices)
         worth = [
             group
             for group in batch.prefix_groups
@@ -128,8 +106,7 @@ class Layout:
             row_starts=row_starts,
             positions=positions,
             lower=np.zeros(batch.num_rows, np.int64),
-            slots=table.slot_mapping(0, table.num_slots),
-            slot_starts=batch.page_indptr[:-1].astype(np.int64) * batch.page_size,
+            store_map=StoreMap(batch),
             groups=tuple(worth),
             page_size=batch.page_size,
         )
@@ -171,33 +148,23 @@ class _Planner:
 
     def _span(self, seq: int, start: int, stop: int) -> KeySource:
         """Positions ``start .. stop - 1`` of one sequence."""
-        base = int(self.layout.slot_starts[seq])
-        slots = self.layout.slots[base + start : base + stop]
-        if bool(np.all(np.diff(slots) == 1)):
-            return KeySource(1, len(slots), int(slots[0]), torch.empty(0, dtype=torch.int64))
-        return KeySource(1, len(slots), 0, torch.from_numpy(slots))
+        return self.layout.store_map.source(np.array([seq]), np.array([start]), np.array([stop]))
 
     def _spans(self, seq: int, start: int, stop: int) -> Iterator[tuple[KeySource, int]]:
         """Sources that together are positions ``start .. stop - 1``, with the position each begins at."""
         whole = self._span(seq, start, stop)
         step = self.limits.max_gather_tokens
-        if stop - start <= (self.limits.max_view_tokens if whole.is_view else step):
+        if stop - start <= (self.limits.max_view_tokens if whole.slots is None else step):
             yield whole, start
             return
         for left in range(start, stop, step):
             yield self._span(seq, left, min(left + step, stop)), left
 
     def _tails(self, seqs: Ints) -> tuple[KeySource, Ints]:
-        """The tails of several sequences, padded with each one's last token; and ``[n, T]`` positions."""
-        layout, starts = self.layout, self.tail_starts[seqs]
-        num_keys = int(self.tail_lens[seqs].max())
-        if len(seqs) == 1:
-            positions = (starts[0] + np.arange(num_keys))[None]
-            return self._span(int(seqs[0]), int(starts[0]), int(starts[0]) + num_keys), positions
-        positions = starts[:, None] + np.arange(num_keys)
-        inside = np.minimum(positions, layout.seq_lens[seqs, None] - 1)
-        slots = layout.slots[layout.slot_starts[seqs, None] + inside]
-        return KeySource(len(seqs), num_keys, 0, torch.from_numpy(slots.reshape(-1))), positions
+        """The tails of several sequences, and ``[n, T]`` the positions, running on over padding."""
+        starts = self.tail_starts[seqs]
+        source = self.layout.store_map.source(seqs, starts, self.layout.seq_lens[seqs])
+        return source, starts[:, None] + np.arange(source.num_keys)
 
     # Tails --------------------------------------------------------------------------------------------
 

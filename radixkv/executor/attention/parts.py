@@ -130,8 +130,8 @@ def attend_single_rows(
     """One row per sequence, each over its own keys, where the fused kernel cannot serve; all float32.
 
     ``query`` is ``[B, num_query_heads, head_dim]``, ``key`` and ``value`` ``[B, T, num_kv_heads, head_dim]``
-    contiguous, ``mask`` 0 or -inf ``[B, 1, 1, T]``. Returns ``[B, num_query_heads, head_dim]`` and the
-    log-sum-exp ``[B, num_query_heads]``.
+    with each token's values together, ``mask`` 0 or -inf ``[B, 1, 1, T]``. Returns ``[B, num_query_heads,
+    head_dim]`` and the log-sum-exp ``[B, num_query_heads]``.
 
     Matrix products with as few rows as one head's group are slow, and K is stored token by token. So up to
     four K/V heads are taken at once: their query rows stand in a block-diagonal matrix, K is read as it lies,
