@@ -5,15 +5,16 @@ The file is long because no other may call ``allocate``, ``incref`` and ``decref
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from radixkv.errors import ConfigError, InternalError, InvalidRequestError, MisuseError, OutOfPages
+from radixkv.errors import InternalError, MisuseError, OutOfPages
+from radixkv.kv.arguments import as_namespace, as_num_tokens, as_setting, as_timeout_s, as_token_ids
 from radixkv.kv.explanation import Explanation as Explanation
+from radixkv.kv.hold import Hold
 from radixkv.kv.invariant import require
 from radixkv.kv.null_tree import NullTree
 from radixkv.kv.page_copy import PageCopy
@@ -24,6 +25,7 @@ from radixkv.kv.pins import Pin as Pin
 from radixkv.kv.pins import PinBook
 from radixkv.kv.radix_tree import RadixTree
 from radixkv.kv.tail_copy import CopyState, TailCopy
+from radixkv.plain import plain_whole, shown
 from radixkv.types import Namespace, PageIds, TokenIds
 
 if TYPE_CHECKING:
@@ -44,6 +46,9 @@ class KVCacheManager:
     no page left for that copy is it taken over from the tree (nobody else may hold it, and all of its
     tokens must have matched) or, where it cannot be, the partial match dropped: so a hit never needs more
     pages than a miss. Not safe for several threads.
+
+    A sequence that another manager holds, that nobody acquired, or whose ``num_computed`` was lowered by
+    hand is refused with ``MisuseError``, before anything was changed.
     """
 
     def __init__(
@@ -55,10 +60,8 @@ class KVCacheManager:
         eviction_memory: int = 1024,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        if not 0 <= max_pinned_pages < pool.num_pages:
-            raise ConfigError(f"max_pinned_pages must lie in 0..{pool.num_pages - 1}, got {max_pinned_pages}")
-        if eviction_memory < 0:
-            raise ConfigError(f"eviction_memory must be at least 0, got {eviction_memory}")
+        max_pinned_pages = as_setting("max_pinned_pages", max_pinned_pages, pool.num_pages - 1)
+        eviction_memory = as_setting("eviction_memory", eviction_memory)
         self.pool = pool
         self.tree = tree
         self.page_size = tree.page_size
@@ -107,7 +110,7 @@ class KVCacheManager:
 
     def explain(self, token_ids: TokenIds | Iterable[int], namespace: Namespace = ()) -> Explanation:
         """How long the hit of these tokens is, and why it stops there. Changes nothing."""
-        found = self.tree.explain(_as_token_ids(token_ids), self._namespace(namespace))
+        found = self.tree.explain(as_token_ids(token_ids), self._namespace(as_namespace(namespace)))
         if found.other_namespace is None:
             return found
         return Explanation(
@@ -148,12 +151,14 @@ class KVCacheManager:
 
         Sets ``page_table``, ``num_computed`` (the hit, to the token), ``num_committed_pages``,
         ``namespace`` and, at first admission, ``num_cached``. Needs no free page and evicts nothing. At
-        least one token is left to compute (M3); of a prompt, at most ``request.max_hit_tokens`` are hit.
+        least one token is left to compute (M3), and at most ``seq.max_hit_tokens`` are hit.
         """
         self._check_empty(seq)
-        seq.namespace = self._namespace(seq.request.namespace)
-        match = self.tree.match(seq.token_ids[: _hit_limit(seq)], seq.namespace)
+        namespace = self._namespace(seq.request.namespace)
+        match = self.tree.match(seq.token_ids[: seq.max_hit_tokens], namespace)
         self._hold(match.page_ids)
+        seq.namespace = namespace
+        seq.page_table.hold = Hold(self, namespace, match.num_tokens)
         seq.page_table.extend(match.page_ids)
         if match.partial_page is not None:
             self._hold(_page(match.partial_page))
@@ -171,11 +176,41 @@ class KVCacheManager:
             raise MisuseError(
                 f"the table's pages are of {seq.page_table.page_size}, not {self.page_size} tokens"
             )
-        if seq.page_table.num_pages or seq in self._copies or seq.num_computed:
+        if seq.page_table.hold is not None:
+            self._check_manager(seq.page_table.hold, seq, "acquire")
+        if seq.page_table.hold is not None or seq.page_table.num_pages or seq.num_computed:
             raise MisuseError(
                 f"acquire of a sequence that holds {seq.page_table.num_pages} pages and has computed "
                 f"{seq.num_computed} tokens: release it first"
             )
+
+    def _check_held(self, seq: Sequence, verb: str) -> Hold:
+        """This manager holds the sequence, and what is computed has not become less, nor more than there is
+        room for. Costs O(1)."""
+        hold = seq.page_table.hold
+        if hold is None:
+            raise MisuseError(
+                f"{verb} of request {seq.request.request_id}, which holds nothing: acquire it first"
+            )
+        self._check_manager(hold, seq, verb)
+        if seq.namespace != hold.namespace:
+            raise MisuseError(
+                f"{verb} of a sequence of namespace {seq.namespace}, whose pages are of {hold.namespace}"
+            )
+        num_computed, committed = plain_whole(seq.num_computed), seq.num_committed_pages * self.page_size
+        if num_computed is None:
+            raise MisuseError(f"num_computed must be a whole number, got {shown(seq.num_computed)}")
+        if num_computed < max(hold.num_computed, committed):
+            raise MisuseError(
+                f"{verb}: num_computed fell from {max(hold.num_computed, committed)} to {num_computed}; "
+                "only truncate may lower it"
+            )
+        self._check_progress(seq)
+        return hold
+
+    def _check_manager(self, hold: Hold, seq: Sequence, verb: str) -> None:
+        if hold.manager is not self:
+            raise MisuseError(f"{verb} of request {seq.request.request_id}, which another manager holds")
 
     # ---- reserve ----------------------------------------------------------------------------------------
 
@@ -188,11 +223,12 @@ class KVCacheManager:
         pages, and the room reaches as far as was asked for. Raises ``OutOfPages`` having changed and
         evicted nothing.
         """
-        if num_tokens < 0:
-            raise MisuseError(f"cannot reserve {num_tokens} tokens")
+        num_tokens = as_num_tokens("reserve", num_tokens)
+        hold = self._check_held(seq, "reserve")
         if num_tokens == 0:
             return
         copy = self._open_copy(seq, "reserve")
+        hold.num_computed = seq.num_computed
         if copy is not None and copy.state is CopyState.PENDING:
             copy = None
         # A source that the tree let go meanwhile and nobody else holds: nobody loses a hit by it.
@@ -262,10 +298,15 @@ class KVCacheManager:
     def _drop_partial(self, seq: Sequence, copy: TailCopy) -> None:
         del self._copies[seq]
         self._let_go(_page(copy.source))
-        seq.num_computed = copy.page_index * self.page_size
+        self._set_computed(seq, copy.page_index * self.page_size)
         if seq in self._admitting:
             seq.num_cached = seq.num_computed
         self._counters["num_partials_dropped"] += 1
+
+    def _set_computed(self, seq: Sequence, num_computed: int) -> None:
+        seq.num_computed = num_computed
+        if seq.page_table.hold is not None:
+            seq.page_table.hold.num_computed = num_computed
 
     # ---- copies -----------------------------------------------------------------------------------------
 
@@ -303,7 +344,7 @@ class KVCacheManager:
             return
         if copy.state is not CopyState.TAKEN:
             self._let_go(_page(copy.source))
-        seq.num_computed = copy.page_index * self.page_size
+        self._set_computed(seq, copy.page_index * self.page_size)
         self._counters["num_copies_cancelled"] += 1
 
     # ---- commit -----------------------------------------------------------------------------------------
@@ -314,7 +355,8 @@ class KVCacheManager:
         Pages whose tokens another sequence committed first are repointed to that one's before they are
         freed. After a flush, a sequence of the old epoch inserts nothing.
         """
-        self._check_progress(seq)
+        hold = self._check_held(seq, "commit")
+        hold.num_computed = seq.num_computed
         copy = self._copies.get(seq)
         if copy is not None and self._is_done(seq, copy):
             del self._copies[seq]
@@ -368,14 +410,19 @@ class KVCacheManager:
 
         The caller sets the new sequence's ``page_table`` to it, and copies ``num_computed``,
         ``num_committed_pages`` and ``namespace`` after this call. Whoever writes to the shared last page
-        first copies it, in ``reserve``. Pages reserved beyond the computed tokens are not shared.
+        first copies it, in ``reserve``. Pages reserved beyond the computed tokens are not shared. Raises
+        ``MisuseError`` for a sequence that is not held.
         """
+        hold = self._check_held(seq, "fork")
         copy = self._open_copy(seq, "fork")
         pages = seq.page_table.pages[: -(-seq.num_computed // self.page_size)].copy()
         if copy is not None:  # what the copy would bring stands on its source
             pages = np.append(pages[: copy.page_index], np.int32(copy.source))
         self._hold(pages)
-        return PageTable(self.page_size, pages)
+        hold.num_computed = seq.num_computed
+        table = PageTable(self.page_size, pages)
+        table.hold = Hold(self, seq.namespace, seq.num_computed)
+        return table
 
     def truncate(self, seq: Sequence, num_tokens: int) -> None:
         """Forget all tokens from position ``num_tokens`` on, and let their pages go.
@@ -383,11 +430,13 @@ class KVCacheManager:
         At least one token is left to compute, so ``num_computed`` is ``num_tokens - 1`` at most. Pages
         that were committed stay in the tree; a page that is cut in its middle is copied at the next write.
         """
+        num_tokens = as_num_tokens("truncate to", num_tokens)
         if not seq.num_prompt <= num_tokens <= seq.num_tokens:
             raise MisuseError(
                 f"cannot truncate to {num_tokens} tokens: the prompt has {seq.num_prompt}, "
                 f"the sequence {seq.num_tokens}"
             )
+        self._check_held(seq, "truncate")
         copy = self._open_copy(seq, "truncate")
         seq.truncate(num_tokens)
         num_computed = min(seq.num_computed, num_tokens - 1)
@@ -397,7 +446,7 @@ class KVCacheManager:
                 self._end_copy(seq)
             else:
                 copy.num_tokens = min(copy.num_tokens, num_computed - begin)
-        seq.num_computed = num_computed
+        self._set_computed(seq, num_computed)
         seq.num_committed_pages = min(seq.num_committed_pages, num_computed // self.page_size)
         keep = min(-(-num_computed // self.page_size), seq.page_table.num_pages)
         self._let_go(seq.page_table.pop_from(keep))
@@ -409,11 +458,14 @@ class KVCacheManager:
         that was not done is cancelled. Afterwards the table is empty and nothing is computed. A second call
         does nothing.
         """
+        if seq.page_table.hold is None and seq.page_table.num_pages == 0:
+            return
+        self._check_held(seq, "release")
         self._end_copy(seq)
         if seq.num_computed > seq.num_committed_pages * self.page_size and not self._is_stale(seq):
-            self._check_progress(seq)
             self._insert(seq, seq.num_computed)
         self._let_go(seq.page_table.pop_from(0))
+        seq.page_table.hold = None
         seq.num_computed = 0
         seq.num_committed_pages = 0
         if seq in self._admitting:  # never got its pages: that was no admission
@@ -435,9 +487,8 @@ class KVCacheManager:
         the pin goes over to that one. Nothing is computed: see ``Pin.num_tokens`` for what is held. Raises
         ``PinBudgetExceeded``, having changed nothing but recency.
         """
-        if timeout_s is not None and not (math.isfinite(timeout_s) and timeout_s > 0):
-            raise InvalidRequestError(f"timeout_s must be above 0 and finite, got {timeout_s}")
-        match = self.tree.match(_as_token_ids(token_ids), self._namespace(namespace))
+        timeout_s = as_timeout_s(timeout_s)
+        match = self.tree.match(as_token_ids(token_ids), self._namespace(as_namespace(namespace)))
         pages = match.page_ids
         if match.partial_page is not None:
             pages = np.append(pages, np.int32(match.partial_page))
@@ -447,7 +498,9 @@ class KVCacheManager:
         return pin
 
     def unpin(self, pin: Pin) -> None:
-        """Let the pin's pages go; a second call, or one after expiry or a flush, does nothing."""
+        """Let the pin's pages go; a second call, or one after expiry or a flush, does nothing. Raises
+        ``MisuseError`` for what is no receipt of this manager."""
+        self._book.refuse_foreign(pin)
         held = self._book.remove(pin.pin_id)
         if held is not None:
             self._let_go(np.array(held.pages, np.int32))
@@ -518,6 +571,9 @@ class KVCacheManager:
             known = self.tree.lookup(seq.token_ids[:committed], seq.namespace).page_ids
             same = np.array_equal(known, seq.page_table.pages[: seq.num_committed_pages])
             require(same, "M2", f"the table's committed pages are not the tree's {known.tolist()}: {state}")
+        hold = seq.page_table.hold
+        is_mine = hold.manager is self if hold is not None else seq.page_table.num_pages == 0
+        require(is_mine, "M1", f"pages that this manager did not give: {state}")
 
     def check_writes(self, seq: Sequence, num_tokens: int) -> None:
         """Verify W1 for the next ``num_tokens`` positions after their ``reserve``."""
@@ -547,22 +603,3 @@ class KVCacheManager:
 
 def _page(page: int) -> PageIds:
     return np.array([page], np.int32)
-
-
-def _hit_limit(seq: Sequence) -> int:
-    """Tokens that may come from the cache: of a resumed sequence all but one, unless log-probabilities of
-    the prompt are wanted."""
-    if seq.num_output and seq.request.logprob_start is None:
-        return seq.num_tokens - 1
-    return max(seq.request.max_hit_tokens, 0)
-
-
-def _as_token_ids(token_ids: TokenIds | Iterable[int]) -> TokenIds:
-    ids = token_ids if isinstance(token_ids, np.ndarray) else np.array(list(token_ids))
-    if ids.ndim != 1 or (len(ids) and ids.dtype.kind not in "iu"):
-        raise InvalidRequestError(
-            f"token ids must be a flat list of whole numbers, got {ids.dtype} {ids.shape}"
-        )
-    if len(ids) and (int(ids.min()) < -(2**31) or int(ids.max()) >= 2**31):
-        raise InvalidRequestError(f"token ids must fit into 32 bits, got {ids.min()}..{ids.max()}")
-    return ids.astype(np.int32, copy=False)

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from radixkv.errors import MisuseError
+from radixkv.kv.arguments import as_page_size
 from radixkv.kv.explanation import Explanation, Reason
 from radixkv.kv.match import Insertion, Match
 from radixkv.types import Namespace, PageIds, TokenIds
@@ -15,7 +16,8 @@ class NullTree:
     """Same methods as ``RadixTree``. Each sequence keeps its own K/V and frees it at its end."""
 
     def __init__(self, page_size: int) -> None:
-        self.page_size = page_size
+        """Raises ``ConfigError`` unless ``page_size`` is a power of two up to 256."""
+        self.page_size = as_page_size(page_size)
         self.version = 0
         """Never changes."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from radixkv.kv.hold import Hold
 from radixkv.kv.invariant import require
 from radixkv.types import PageIds, SlotMapping
 
@@ -23,11 +24,13 @@ class PageTable:
     """B1: position ``i`` lives in slot ``pages[i // page_size] * page_size + i % page_size``.
     B2: each entry is one held reference. The table itself counts nothing."""
 
-    __slots__ = ("_buffer", "num_pages", "page_size")
+    __slots__ = ("_buffer", "hold", "num_pages", "page_size")
 
     def __init__(self, page_size: int, pages: PageIds | None = None) -> None:
         self.page_size = page_size
         self.num_pages = 0
+        self.hold: Hold | None = None
+        """Whose the table is; ``None`` where no manager holds pages for it."""
         self._buffer = np.empty(_MIN_CAPACITY, np.int32)
         if pages is not None:
             self.extend(pages)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from uuid import uuid4
 
-from radixkv.errors import PinBudgetExceeded
+from radixkv.errors import MisuseError, PinBudgetExceeded
+from radixkv.plain import shown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,6 +20,8 @@ class Pin:
     """The pages held at the moment of this receipt, a partial last one included."""
     deadline: float | None
     """By the manager's clock; ``None``: no limit."""
+    book_id: str = field(repr=False)
+    """Of the ``PinBook`` that it is from: no two are alike, in no two processes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +41,7 @@ class PinBook:
         self.max_pages = max_pages
         self._pins: dict[int, Pin] = {}
         self._next_id = 0
+        self._book_id = uuid4().hex
 
     @property
     def pins(self) -> tuple[Pin, ...]:
@@ -57,10 +62,19 @@ class PinBook:
         needed = len(set(pages) - held)
         if needed > self.max_pages - len(held):
             raise PinBudgetExceeded(needed, self.max_pages - len(held))
-        pin = Pin(pin_id=self._next_id, num_tokens=num_tokens, pages=pages, deadline=deadline)
+        pin = Pin(
+            pin_id=self._next_id, num_tokens=num_tokens, pages=pages, deadline=deadline, book_id=self._book_id
+        )
         self._next_id += 1
         self._pins[pin.pin_id] = pin
         return pin
+
+    def refuse_foreign(self, pin: object) -> None:
+        """Raise ``MisuseError`` unless ``pin`` is a receipt of this book, whether it lives or not."""
+        if not isinstance(pin, Pin):
+            raise MisuseError(f"not a pin: {shown(pin)}")
+        if pin.book_id != self._book_id:
+            raise MisuseError(f"pin {shown(pin.pin_id)} is not from here: another one gave this receipt")
 
     def remove(self, pin_id: int) -> Pin | None:
         """The pin with the pages that it holds now; ``None`` if it is gone already."""

@@ -17,12 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 from sortedcontainers import SortedDict
 
-from radixkv.errors import ConfigError, MisuseError
+from radixkv.errors import MisuseError
+from radixkv.kv.arguments import as_page_size
 from radixkv.kv.eviction_memory import Anchor, EvictionMemory
 from radixkv.kv.eviction_queue import EvictionQueue
 from radixkv.kv.explanation import Explanation, Reason
 from radixkv.kv.invariant import require
 from radixkv.kv.match import Insertion, Match
+from radixkv.plain import plain_whole, shown
 from radixkv.types import Namespace, PageIds, TokenIds
 
 _TOKEN_BYTES = 4
@@ -102,9 +104,8 @@ class RadixTree:
     """
 
     def __init__(self, page_size: int) -> None:
-        if page_size < 1 or page_size & (page_size - 1):
-            raise ConfigError(f"page_size must be a power of two, got {page_size}")
-        self.page_size = page_size
+        """Raises ``ConfigError`` unless ``page_size`` is a power of two up to 256."""
+        self.page_size = page_size = as_page_size(page_size)
         self.version = 0
         """Changes whenever the content changed."""
         self._page_bytes = page_size * _TOKEN_BYTES
@@ -122,6 +123,7 @@ class RadixTree:
         self._serial = np.zeros(0, np.int64)
         self._recency = np.zeros(0, np.int64)
         self._is_tail = np.zeros(0, np.bool_)
+        self._mark = np.zeros(0, np.int32)  # scratch of the T3 test, no state
         self._node_of: NDArray[np.object_] = np.empty(0, np.object_)
 
     # ---- looking ----------------------------------------------------------------------------------------
@@ -170,8 +172,14 @@ class RadixTree:
         return self._tokens_in(node, self._index_of(node, page))
 
     def _find(self, key: bytes, namespace: Namespace) -> _Spot | None:
-        root = self._roots.get(namespace)
+        root = self._root(namespace)
         return None if root is None else self._walk(key, root, 0, 0)
+
+    def _root(self, namespace: Namespace) -> Node | None:
+        try:
+            return self._roots.get(namespace)
+        except TypeError:
+            raise MisuseError(f"a namespace is a tuple of text and numbers, got {shown(namespace)}") from None
 
     def _match_of(self, spot: _Spot | None) -> Match:
         if spot is None:
@@ -252,13 +260,12 @@ class RadixTree:
 
         The caller knows that the tree holds the first ``num_known`` of ``pages`` for these tokens: the
         walk starts behind them. Pages whose tokens are known already are not adopted. The whole path
-        counts as used now.
+        counts as used now. Raises ``MisuseError``, having changed nothing.
         """
         key = _key(token_ids)
-        if len(pages) != -(-len(key) // self._page_bytes):
-            raise MisuseError(f"{len(key) // _TOKEN_BYTES} tokens do not fill exactly {len(pages)} pages")
+        self._check_call(key, pages, num_known)
         self._make_room(pages)
-        node, used = self._start(pages, num_known, namespace)
+        node, used = self._start(key, pages, num_known, namespace)
         spot = self._walk(key, node, used, num_known * self._page_bytes)
         known = spot.num_bytes // self._page_bytes
         canonical = np.array(pages[: len(key) // self._page_bytes], np.int32)
@@ -269,7 +276,7 @@ class RadixTree:
             if spot.agree == mine and spot.next_node is not None:  # a partial page that is known already
                 covering, adopted = int(spot.next_node.pages[spot.next_index]), adopted[:0]
             else:
-                self._check_new(adopted, spot)
+                self._check_new(adopted, spot, namespace)
                 if spot.agree and spot.next_node is not None:
                     replaced = self._replace_partial(spot, int(adopted[0]))
                 if spot.used < spot.node.num_pages:
@@ -281,9 +288,22 @@ class RadixTree:
         self._recency[adopted] = self._tick
         return Insertion(canonical, adopted, replaced)
 
-    def _start(self, pages: PageIds, num_known: int, namespace: Namespace) -> tuple[Node, int]:
+    def _check_call(self, key: bytes, pages: PageIds, num_known: int) -> None:
+        if not isinstance(pages, np.ndarray) or pages.dtype != np.int32 or pages.ndim != 1:
+            raise MisuseError(f"page ids are a flat int32 array, got {shown(pages)}")
+        if len(pages) != -(-len(key) // self._page_bytes):
+            raise MisuseError(f"{len(key) // _TOKEN_BYTES} tokens do not fill exactly {len(pages)} pages")
+        num_whole = len(key) // self._page_bytes
+        if plain_whole(num_known) is None or not 0 <= num_known <= num_whole:
+            raise MisuseError(
+                f"num_known must lie in 0..{num_whole}, the whole pages, got {shown(num_known)}"
+            )
+        if len(pages) and int(pages.min()) < 0:
+            raise MisuseError(f"page ids must be at least 0, got {int(pages.min())}")
+
+    def _start(self, key: bytes, pages: PageIds, num_known: int, namespace: Namespace) -> tuple[Node, int]:
         if num_known == 0:
-            root = self._roots.get(namespace)
+            root = self._root(namespace)
             if root is None:
                 root = self._roots[namespace] = Node(b"", b"", None, namespace)
             return root, 0
@@ -291,10 +311,21 @@ class RadixTree:
         if self._serial[page] == 0:
             raise MisuseError(f"page {page} is said to be known, but the tree does not hold it")
         node: Node = self._node_of[page]
-        return node, self._index_of(node, page) + 1
+        used = self._index_of(node, page) + 1
+        width = self._page_bytes
+        if node.tokens[(used - 1) * width : used * width] != key[(num_known - 1) * width : num_known * width]:
+            raise MisuseError(f"page {page} is said to be known, but the tree holds it for other tokens")
+        return node, used
 
-    def _check_new(self, pages: PageIds, spot: _Spot) -> None:
-        """T3: the tree holds none of ``pages`` yet, but for a partial page that got fuller where it is."""
+    def _check_new(self, pages: PageIds, spot: _Spot, namespace: Namespace) -> None:
+        """T3: none stands twice in ``pages``, and the tree holds none of them yet, but for a partial page
+        that got fuller where it is."""
+        if len(pages) > 1:
+            order = np.arange(len(pages), dtype=np.int32)
+            self._mark[pages] = order
+            if not np.array_equal(self._mark[pages], order):
+                self._drop_empty_root(namespace)
+                raise MisuseError(f"T3: a page stands twice in one call: {pages[:16].tolist()}")
         clash = pages[self._serial[pages] != 0]
         if len(clash) == 0:
             return
@@ -302,6 +333,7 @@ class RadixTree:
         grows = node is not None and spot.agree == self._tokens_in(node, index)
         if node is not None and grows and len(clash) == 1 and clash[0] == pages[0] == node.pages[index]:
             return
+        self._drop_empty_root(namespace)
         raise MisuseError(f"T3: the tree holds these pages already: {clash[:16].tolist()}")
 
     def _replace_partial(self, spot: _Spot, new_page: int) -> tuple[int, int] | None:
@@ -413,6 +445,7 @@ class RadixTree:
             self._serial = np.concatenate((self._serial, np.zeros(more, np.int64)))
             self._recency = np.concatenate((self._recency, np.zeros(more, np.int64)))
             self._is_tail = np.concatenate((self._is_tail, np.zeros(more, np.bool_)))
+            self._mark = np.concatenate((self._mark, np.zeros(more, np.int32)))
             self._node_of = np.concatenate((self._node_of, np.empty(more, np.object_)))
 
     def take(self, page: int) -> None:
@@ -660,7 +693,8 @@ class RadixTree:
 
 
 def _key(token_ids: TokenIds) -> bytes:
-    assert token_ids.dtype == np.int32
+    if not isinstance(token_ids, np.ndarray) or token_ids.dtype != np.int32 or token_ids.ndim != 1:
+        raise MisuseError(f"token ids are a flat int32 array, got {shown(token_ids)}")
     return token_ids.tobytes()
 
 

@@ -8,7 +8,7 @@ verb of the manager stands here once.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from ledger_model import EVICTION_MEMORY, LedgerModel, Row, prefix_of
@@ -60,7 +60,7 @@ class LedgerMachine(LedgerModel):
         """First admission or resumption. The hit is the oracle's, capped by what may be taken."""
         seq, request = row.seq, row.seq.request
         limit = seq.num_tokens - 1
-        if seq.num_output == 0 or request.logprob_start is not None:
+        if request.logprob_start is not None and seq.num_prompt > 1:  # this machine scores nothing
             limit = request.max_hit_tokens
         namespace = (*request.namespace, self.epoch)
         found = self.oracle.lookup(seq.token_ids[:limit], namespace)
@@ -276,9 +276,7 @@ class LedgerMachine(LedgerModel):
         self.counts["partial tail replaced"] += 1
         for pin_id, pin in self.pins.items():
             pages = tuple(new if page == old else page for page in pin.pages)
-            self.pins[pin_id] = Pin(
-                pin_id=pin_id, num_tokens=pin.num_tokens, pages=pages, deadline=pin.deadline
-            )
+            self.pins[pin_id] = replace(pin, pages=pages)
 
     def fork(self, row: Row) -> Row:
         """A second sequence with the same tokens; all computed pages are shared."""

@@ -136,7 +136,7 @@ def test_release_is_idempotent_in_every_state() -> None:
 
 
 def test_b037_a_prompt_found_whole_still_computes_its_last_token() -> None:
-    """Fault seen: ``max_hit_tokens`` ignored in ``_hit_limit``."""
+    """Fault seen: ``max_hit_tokens`` ignored in ``acquire``."""
     for length in (1, P, 2 * P):
         led = Ledger()
         led.run(span(0, length))
@@ -311,7 +311,7 @@ def test_b071_cached_tokens_are_counted_at_first_admission_only() -> None:
 
 
 def test_b007_a_preempted_sequence_finds_all_that_it_had_computed() -> None:
-    """Fault seen: ``_hit_limit`` without the outputs."""
+    """Fault seen: ``Sequence.max_hit_tokens`` without the outputs."""
     led = Ledger()
     seq = led.admit(span(0, 6))
     led.compute(seq, 70, 71, 72, 73)

@@ -1,0 +1,21 @@
+"""Hold: what a manager knows of the sequence whose page table this is."""
+
+from __future__ import annotations
+
+from radixkv.types import Namespace
+
+
+class Hold:
+    """Stands in a page table between ``acquire`` (or ``fork``) and ``release``, written by the manager only.
+    With it the manager sees, at O(1) per call, that a sequence is its own and that nobody lowered what was
+    computed."""
+
+    __slots__ = ("manager", "namespace", "num_computed")
+
+    def __init__(self, manager: object, namespace: Namespace, num_computed: int) -> None:
+        self.manager = manager
+        """Who counts the table's pages."""
+        self.namespace = namespace
+        """The sequence's, cache epoch included: the tree that its pages belong to."""
+        self.num_computed = num_computed
+        """Computed tokens at the manager's last look; more may have been computed since, never fewer."""
