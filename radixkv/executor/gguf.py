@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from radixkv.errors import ModelLoadError, UnsupportedModelError
+from radixkv.errors import ModelLoadError, RadixKVError, UnsupportedModelError
 from radixkv.executor.model_cache import ModelCache
 
 if TYPE_CHECKING:
@@ -68,6 +68,7 @@ REGEX_SPLITS = frozenset(
 """Kinds with an expression of their own, which transformers has to know."""
 WHOLE_WORDS_FIRST = frozenset({"llama3", "llama-v3", "llama-bpe", "tekken"})
 """Kinds that take a piece that is a token as it is, whatever the merges would make of it."""
+_NEEDED_FIELDS = ("general.architecture", "tokenizer.ggml.model", "tokenizer.ggml.tokens")
 GPT2_SPLITS = frozenset({"default", "gpt-2", "gpt2"})
 
 
@@ -78,14 +79,23 @@ def convert_once(path: Path, cache: ModelCache, *, progress: bool | None = None)
     terminal only. Raises ``ModelLoadError`` (damaged file, ``gguf`` missing, cache not writable) and
     ``UnsupportedModelError`` (architecture, tokenizer or tensors that cannot be carried over exactly).
     """
-    with path.open("rb") as file:
-        if file.read(4) != b"GGUF":
-            raise ModelLoadError(f"{path} is not a GGUF file: it does not begin with 'GGUF'")
+    try:
+        with path.open("rb") as file:
+            if file.read(4) != b"GGUF":
+                raise ModelLoadError(f"{path} is not a GGUF file: it does not begin with 'GGUF'")
+        digest = cache.digest(path)
+    except OSError as error:
+        raise ModelLoadError(f"{path} cannot be read: {error}") from error
 
     def make(folder: Path) -> None:
-        convert(path, folder, progress=progress)
+        try:
+            convert(path, folder, progress=progress)
+        except (RadixKVError, MemoryError):
+            raise
+        except Exception as error:  # a damaged field can fail anywhere, in transformers too
+            raise ModelLoadError(f"{path} cannot be converted; it may be damaged: {error!r}") from error
 
-    return cache.folder(cache.digest(path), CONVERTER_VERSION, make)
+    return cache.folder(digest, CONVERTER_VERSION, make)
 
 
 def convert(path: Path, folder: Path, *, progress: bool | None = None) -> None:
@@ -101,6 +111,8 @@ def convert(path: Path, folder: Path, *, progress: bool | None = None) -> None:
         except Exception as error:
             raise ModelLoadError(f"{path} cannot be read as GGUF: {error}") from error
         fields = dict(reader.fields)
+        if lacking := [name for name in _NEEDED_FIELDS if name not in fields]:
+            raise ModelLoadError(f"{path} does not state {', '.join(lacking)}")
         architecture = str(fields["general.architecture"].contents())
         _refuse_unknown(path, architecture, fields)
         bar.update()

@@ -23,11 +23,15 @@ _STALE_AFTER_S = 3600.0
 
 
 def default_cache_dir() -> Path:
-    """``RADIXKV_CACHE``, else ``XDG_CACHE_HOME/radixkv``, else ``~/.cache/radixkv``."""
-    if own := os.environ.get("RADIXKV_CACHE"):
-        return Path(own).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "radixkv"
+    """``RADIXKV_CACHE``, else ``XDG_CACHE_HOME/radixkv``, else ``~/.cache/radixkv``. Raises
+    ``ModelLoadError`` where that is the home of nobody."""
+    try:
+        if own := os.environ.get("RADIXKV_CACHE"):
+            return Path(own).expanduser()
+        base = os.environ.get("XDG_CACHE_HOME")
+        return (Path(base) if base else Path.home() / ".cache") / "radixkv"
+    except RuntimeError as error:  # no such user, or no home
+        raise ModelLoadError(f"there is no cache folder: {error}; RADIXKV_CACHE names one") from error
 
 
 class ModelCache:
@@ -70,9 +74,12 @@ class ModelCache:
             ) from error
         try:
             make(temp)
-            manifest = {"key": key, "version": version, "files": _file_table(temp)}
-            (temp / MANIFEST).write_text(json.dumps(manifest, indent=1))
-            temp.chmod(0o755)
+            try:
+                manifest = {"key": key, "version": version, "files": _file_table(temp)}
+                (temp / MANIFEST).write_text(json.dumps(manifest, indent=1))
+                temp.chmod(0o755)
+            except OSError as error:
+                raise ModelLoadError(f"cannot write to the cache folder {self.root}: {error}") from error
             self._publish(temp, place)
         finally:
             shutil.rmtree(temp, ignore_errors=True)
@@ -102,18 +109,18 @@ class ModelCache:
         if manifest is None or not isinstance(manifest.get("files"), dict):
             return False
         changed = False
-        for name, known in manifest["files"].items():
-            try:
+        try:
+            for name, known in manifest["files"].items():
                 stat = (place / name).stat()
-            except OSError:
-                return False
-            if stat.st_size != known["size"]:
-                return False
-            if stat.st_mtime_ns != known["mtime_ns"]:
-                if file_digest(place / name) != known["sha256"]:
+                if stat.st_size != known["size"]:
                     return False
-                known["mtime_ns"] = stat.st_mtime_ns
-                changed = True
+                if stat.st_mtime_ns != known["mtime_ns"]:
+                    if file_digest(place / name) != known["sha256"]:
+                        return False
+                    known["mtime_ns"] = stat.st_mtime_ns
+                    changed = True
+        except (OSError, ValueError, TypeError, KeyError):  # a file is gone, or the manifest is damaged
+            return False
         if changed:
             self._write_json(place / MANIFEST, manifest)
         return True
