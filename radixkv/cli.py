@@ -18,8 +18,9 @@ BENCHMARKS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit status: 0, 1 after an error of ours, 2 for wrong arguments, 130
-    after Ctrl-C."""
+    """Run the command; returns the exit status: 0, 1 after an error of ours (a model that cannot be loaded
+    among them, whatever the command), 2 for wrong arguments, 130 after Ctrl-C. A benchmark also returns 1
+    where it did not pass, and 2 where its options make no sense."""
     args = list(sys.argv[1:] if argv is None else argv)
     try:
         if args[:1] == ["bench"] and len(args) > 1 and args[1] in BENCHMARKS:

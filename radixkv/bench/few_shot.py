@@ -2,7 +2,7 @@
 
 Each arm serves the same prompts on a fresh engine over one model, in turn. The greedy tokens of all arms
 must be equal before any speed is shown. Exit status: 0 all is well, 1 the gate (or the residue check)
-failed, 2 an option makes no sense.
+failed or no model, 2 an option makes no sense.
 """
 
 from __future__ import annotations

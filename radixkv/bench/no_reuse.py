@@ -3,7 +3,7 @@
 Unrelated prompts, served with the cache on and off, in pairs, the order within a pair alternating. It passes
 where the scheduler and the ledger together take under 1 % of a run's time, and the interval of the paired
 wall ratio (on / off) includes 1.00 or lies below 1.01. Exit status: 0 passed (or too few or too small runs to
-judge), 1 failed, 2 an option makes no sense.
+judge), 1 failed or no model, 2 an option makes no sense.
 """
 
 from __future__ import annotations
