@@ -69,9 +69,11 @@ def rig_of(
     from radixkv.executor.prepared import prepare
 
     def make_executor(num_pages: int, page_size: int) -> ModelExecutor:
-        return HFExecutor(
+        executor = HFExecutor(
             loaded, num_pages=num_pages, page_size=page_size, attention=attention, num_threads=num_threads
         )
+        executor.store.prefault()  # first touch is the system's work, not the arm's
+        return executor
 
     def measure_floor(chunk_rows: int, step_rows: int) -> Floor:
         prepared = prepare(loaded, attention=attention)

@@ -88,6 +88,11 @@ class KVStore:
         for copy, tokens in zip(copies, read, strict=True):
             self.data[:, :, copy.dst, : copy.num_tokens] = tokens
 
+    def prefault(self) -> None:
+        """Write all of it once, so that the system commits its memory now and not while requests run. Only
+        before the first use: it forgets every K and V."""
+        self.data.zero_()
+
     def check(self) -> None:
         """K and V are views of the one allocation, with equal strides."""
         start = self.data.data_ptr()

@@ -147,3 +147,11 @@ def test_a_store_that_nobody_writes_takes_no_memory() -> None:
     store = KVStore(SPEC, num_pages=200_000, page_size=16, dtype=torch.float32)
     assert store.data.numel() * 4 > 200 * 2**20
     assert psutil.Process().memory_info().rss - resident < 50 * 2**20
+
+
+def test_prefault_takes_the_memory_now() -> None:
+    store = KVStore(SPEC, num_pages=50_000, page_size=16, dtype=torch.float32)
+    resident = psutil.Process().memory_info().rss
+    store.prefault()
+    assert psutil.Process().memory_info().rss - resident > 0.9 * 4 * store.data.numel()
+    assert not store.data.any()
