@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from types import FrameType
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from radixkv.config import EngineConfig
-from radixkv.errors import ConfigError, EngineDeadError, InternalError
+from radixkv.errors import ConfigError, EngineDeadError, InternalError, InvalidRequestError
 from radixkv.executor.base import ModelExecutor
+from radixkv.interrupt import InterruptsHeld
 from radixkv.kv.manager import KVCacheManager
 from radixkv.kv.null_tree import NullTree
 from radixkv.kv.page_pool import PagePool
 from radixkv.kv.radix_tree import RadixTree
+from radixkv.plain import shown
 from radixkv.sched.batch import Batch, SequenceOutput, StepResult
 from radixkv.sched.scheduler import Scheduler
 from radixkv.sequence import Request
@@ -34,7 +32,8 @@ class Engine:
       is what happened.
     - E3 Ctrl-C on the main thread takes effect inside execute, or at the end of a step, never while the
       scheduler or the ledger is being changed. The interrupted batch is undone and its requests live on:
-      abort them, or step again. Outputs that a late Ctrl-C kept back come with the next step.
+      abort them, or step again. Outputs that a late Ctrl-C kept back come with the next step, or from
+      ``take_outputs``. Where the caller holds ``InterruptsHeld``, he raises what came late.
     """
 
     def __init__(self, scheduler: Scheduler, executor: ModelExecutor) -> None:
@@ -82,6 +81,8 @@ class Engine:
         """Queue a request. Raises ``InvalidRequestError`` or one of its kinds, before any work, and
         ``EngineDeadError``."""
         self._raise_if_dead()
+        if not isinstance(request, Request):
+            raise InvalidRequestError(f"the engine takes a Request, got {shown(request)}")
         self.scheduler.add(request)
 
     def abort(self, request_id: int) -> SequenceOutput | None:
@@ -90,6 +91,11 @@ class Engine:
         the output, at the end of the step."""
         self._raise_if_dead()
         return self.scheduler.abort(request_id)
+
+    def take_outputs(self) -> list[SequenceOutput]:
+        """Outputs that wait for the next step, so that it need not be taken; each is given once."""
+        self._undelivered, outputs = [], self._undelivered
+        return outputs + self.scheduler.take_outputs()
 
     @property
     def has_work(self) -> bool:
@@ -101,9 +107,9 @@ class Engine:
         self._raise_if_dead()
         self._undelivered, outputs = [], self._undelivered
         try:
-            with _interrupts_kept_back() as gate:
+            with InterruptsHeld() as interrupts:
                 try:
-                    outputs += self._step(gate)
+                    outputs += self._step(interrupts)
                 except Exception as error:
                     outputs += self._die(error)
         except BaseException:
@@ -111,15 +117,18 @@ class Engine:
             raise
         return outputs
 
-    def _step(self, gate: _Gate) -> list[SequenceOutput]:
+    def _step(self, interrupts: InterruptsHeld) -> list[SequenceOutput]:
         batch = self.scheduler.schedule()
         if batch is None:
             return self.scheduler.take_outputs()
         begin = time.perf_counter()
         try:
-            with gate.opened():
+            try:
+                interrupts.open()
                 result = self.executor.execute(batch)
                 _refuse_misfit(batch, result, self.executor.spec.vocab_size)
+            finally:
+                interrupts.shut()
         except Exception as error:
             self.num_failed_steps += 1
             outputs = self.scheduler.fail(batch, error)
@@ -189,47 +198,3 @@ def _refuse_misfit(batch: Batch, result: StepResult, vocab_size: int) -> None:
             f"the executor sampled token id {int(result.sampled_ids[outside][0])}, outside the vocabulary, "
             f"0..{vocab_size - 1}"
         )
-
-
-class _Gate:
-    """Whether an interrupt may be raised now. Shut, it is remembered."""
-
-    def __init__(self) -> None:
-        self.pending = False
-        self._open = False
-
-    def handle(self, signal_number: int, frame: FrameType | None) -> None:
-        if self._open:
-            raise KeyboardInterrupt
-        self.pending = True
-
-    @contextmanager
-    def opened(self) -> Iterator[None]:
-        self._open = True
-        try:
-            if self.pending:
-                self.pending = False
-                raise KeyboardInterrupt
-            yield
-        finally:
-            self._open = False
-
-
-@contextmanager
-def _interrupts_kept_back() -> Iterator[_Gate]:
-    """Hold Ctrl-C back but where the gate is opened; raise it at the end if it came while shut.
-
-    Only on the main thread, and only where Python's own handler is in place: elsewhere nobody raises.
-    """
-    gate = _Gate()
-    on_main = threading.current_thread() is threading.main_thread()
-    if not on_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield gate
-        return
-    signal.signal(signal.SIGINT, gate.handle)
-    try:
-        yield gate
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    if gate.pending:
-        raise KeyboardInterrupt

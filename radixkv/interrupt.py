@@ -1,4 +1,4 @@
-"""Ctrl-C after a few lines instead of between any two of them."""
+"""Ctrl-C at the places that can bear it, instead of between any two lines."""
 
 from __future__ import annotations
 
@@ -10,19 +10,27 @@ from types import FrameType, TracebackType
 class InterruptsHeld:
     """While entered, Ctrl-C is only noted; leaving raises it (unless something else is being raised).
 
-    For short stretches that change shared state. It works on the main thread, where Python's own handler
-    is in place; elsewhere nobody raises, and it changes nothing.
+    Between ``open`` and ``shut`` it is raised at once, but only the first: that one shuts the gate, so that
+    whatever cleans up after it is not interrupted in turn. One inside another hands all of this to the outer
+    one, and so does not raise when it is left. It works on the main thread, where Python's own handler is in
+    place; elsewhere nobody raises, and it changes nothing.
     """
 
     def __init__(self) -> None:
+        self._gate = self
         self._noted = False
+        self._is_open = False
         self._installed = False
 
     def __enter__(self) -> InterruptsHeld:
-        on_main = threading.current_thread() is threading.main_thread()
-        if on_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            signal.signal(signal.SIGINT, self._note)
-            self._installed = True
+        if threading.current_thread() is threading.main_thread():
+            handler = signal.getsignal(signal.SIGINT)
+            outer = getattr(handler, "__self__", None)
+            if handler is signal.default_int_handler:
+                signal.signal(signal.SIGINT, self._handle)
+                self._installed = True
+            elif isinstance(outer, InterruptsHeld):
+                self._gate = outer
         return self
 
     def __exit__(
@@ -34,5 +42,31 @@ class InterruptsHeld:
         if self._noted and error is None:
             raise KeyboardInterrupt
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    @property
+    def noted(self) -> bool:
+        """Whether a Ctrl-C is waiting to be raised."""
+        return self._gate._noted
+
+    def raise_if_noted(self) -> None:
+        """Raise the Ctrl-C that was noted, if one was."""
+        if self._gate._noted:
+            self._gate._noted = False
+            raise KeyboardInterrupt
+
+    def open(self) -> None:
+        """From here on Ctrl-C is raised at once; one that was noted is raised now. Call it inside the
+        ``try`` whose ``finally`` calls ``shut``."""
+        self._gate._is_open = True
+        if self._gate._noted:
+            self._gate._noted = self._gate._is_open = False
+            raise KeyboardInterrupt
+
+    def shut(self) -> None:
+        """From here on Ctrl-C is noted again."""
+        self._gate._is_open = False
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self._is_open:
+            self._is_open = False
+            raise KeyboardInterrupt
         self._noted = True

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -30,6 +29,7 @@ from radixkv.executor.loader import load_model, refuse_other_kind
 from radixkv.explain import explain_prompt
 from radixkv.kv.manager import FlushReport, Pin
 from radixkv.outputs import Output, PrefillInfo, PromptExplanation, Score
+from radixkv.plain import shown
 from radixkv.prompts import Prompt, is_one_prompt, params_list, prompt_ids, with_index
 from radixkv.run import run_to_end
 from radixkv.sampling import SamplingParams
@@ -38,6 +38,7 @@ from radixkv.sched.limits import refuse_unfit
 from radixkv.sequence import Request
 from radixkv.settings import pin_budget_pages, pin_tokens, whole_or_none
 from radixkv.text import Tokenizer
+from radixkv.turns import Turns
 from radixkv.types import TokenIds
 
 Params: TypeAlias = SamplingParams | Sequence[SamplingParams] | None
@@ -47,8 +48,9 @@ class LLM:
     """A model, its tokenizer, and a cache of every prefix it has seen.
 
     Any thread may call any method; one call runs at a time, the others wait (a call from inside another,
-    as from a signal handler, raises ``MisuseError``). Ctrl-C during a call aborts
-    what it had asked for and leaves the LLM usable. After ``close`` every call raises ``EngineDeadError``.
+    as from a signal handler, raises ``MisuseError``). Ctrl-C during a call aborts what it had asked for and
+    leaves the LLM usable. After ``close`` every call raises ``EngineDeadError``. In a forked child every call
+    raises ``MisuseError``: start processes by ``spawn``, and open an LLM in each.
     """
 
     def __init__(
@@ -120,7 +122,10 @@ class LLM:
         config: EngineConfig,
         progress: bool | None = None,
     ) -> LLM:
-        """An LLM over an executor that exists already. ``tokenizer``: a ``Tokenizer`` or what it wraps."""
+        """An LLM over an executor that exists already. ``tokenizer``: a ``Tokenizer`` or what it wraps.
+        Raises ``ConfigError`` where ``config`` is none or does not fit the executor."""
+        if not isinstance(config, EngineConfig):
+            raise ConfigError(f"config must be an EngineConfig, got {shown(config)}")
         llm = cls.__new__(cls)
         if tokenizer is not None and not isinstance(tokenizer, Tokenizer):
             tokenizer = Tokenizer(tokenizer)
@@ -145,8 +150,7 @@ class LLM:
         self._sizing = dict(sizing)
         self._progress = progress
         self._request_ids = itertools.count()
-        self._lock = threading.RLock()
-        self._busy = False
+        self._turns = Turns("this LLM")
 
     @property
     def engine(self) -> Engine:
@@ -258,11 +262,16 @@ class LLM:
                 raise PinBudgetExceeded(num_pages, self.config.max_pinned_pages)
             _, final = run_to_end(self.engine, [request])[request.request_id]
             held = self.engine.kv.pin(request.prompt_ids) if pin else None
+            if held is not None and self._turns.interrupted:  # the receipt would never arrive
+                self.engine.kv.unpin(held)
             return PrefillInfo(final.usage.prompt_tokens, final.usage.cached_tokens, held)
 
     def unpin(self, pin: Pin) -> None:
-        """Let go of what ``prefill(..., pin=True)`` held; a second call does nothing."""
+        """Let go of what ``prefill(..., pin=True)`` held: give back its ``pin``. A second call does nothing;
+        what is no receipt of this LLM raises ``MisuseError``."""
         with self._call():
+            if isinstance(pin, PrefillInfo):
+                raise MisuseError("unpin takes the pin of what prefill returned (info.pin), not all of it")
             self.engine.kv.unpin(pin)
 
     def score(self, prompt: Prompt, continuations: Sequence[Prompt]) -> list[Score]:
@@ -327,9 +336,10 @@ class LLM:
 
     def close(self) -> None:
         """Let go of model and store. A second call does nothing."""
-        with self._lock:
-            if self._busy:
-                raise MisuseError("this LLM was closed from inside one of its own calls")
+        if self._turns.is_forked:  # nobody may ever let go of its lock
+            self._engine = None
+            return
+        with self._turns.take():
             self._engine = None
 
     def __enter__(self) -> LLM:
@@ -344,24 +354,20 @@ class LLM:
 
     @contextmanager
     def _call(self) -> Iterator[None]:
-        with self._lock:
+        with self._turns.take():
             _ = self.engine  # raises when closed
-            if self._busy:
-                raise MisuseError("this LLM was called from inside one of its own calls")
-            self._busy = True
-            try:
-                yield
-            finally:
-                self._busy = False
+            yield
 
     def _request(self, prompt: object, sampling: SamplingParams, what: str, index: int | None) -> Request:
         """A request that is known to fit, or an error that names ``what`` and ``index``."""
+        self._turns.raise_if_interrupted()
         try:
             return self._fitting(prompt_ids(prompt, self.tokenizer, self.spec.vocab_size), sampling)
         except InvalidRequestError as error:
             raise with_index(error, what, index) from error.__cause__
 
     def _continuation(self, head: TokenIds, continuation: object, index: int) -> Request:
+        self._turns.raise_if_interrupted()
         try:
             tail = prompt_ids(continuation, self.tokenizer, self.spec.vocab_size, add_special_tokens=False)
             return self._fitting(

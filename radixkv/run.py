@@ -24,27 +24,30 @@ def run_to_end(
     """
     tokens: dict[int, list[int]] = {request.request_id: [] for request in requests}
     finals: dict[int, SequenceOutput] = {}
-    try:
-        with InterruptsHeld():
+    with InterruptsHeld() as interrupts:  # but inside a step, which opens
+        try:
             for request in requests:
                 engine.add(request)
-        with tqdm(total=len(tokens), disable=None if show is None else not show, unit="prompt") as bar:
-            while len(finals) < len(tokens):
-                if not engine.has_work:
-                    raise InternalError(f"{len(tokens) - len(finals)} requests are gone without an output")
-                for output in engine.step():
-                    if output.request_id not in tokens:
-                        continue
-                    tokens[output.request_id].extend(output.new_token_ids)
-                    if output.finish_reason is not None:
-                        finals[output.request_id] = output
-                        bar.update()
-                        if output.error is not None and not keep_going:
-                            raise output.error
-    except BaseException:
-        with InterruptsHeld():
-            for request in requests:
-                if not engine.is_dead:
+            with tqdm(total=len(tokens), disable=None if show is None else not show, unit="prompt") as bar:
+                while len(finals) < len(tokens):
+                    interrupts.raise_if_noted()
+                    if not engine.has_work:
+                        raise InternalError(
+                            f"{len(tokens) - len(finals)} requests are gone without an output"
+                        )
+                    for output in engine.step():
+                        if output.request_id not in tokens:
+                            continue
+                        tokens[output.request_id].extend(output.new_token_ids)
+                        if output.finish_reason is not None:
+                            finals[output.request_id] = output
+                            bar.update()
+                            if output.error is not None and not keep_going:
+                                raise output.error
+        except BaseException:
+            if not engine.is_dead:
+                for request in requests:
                     engine.abort(request.request_id)
-        raise
+                engine.take_outputs()  # of these requests, or of others, which are let go as above
+            raise
     return {request_id: (tokens[request_id], finals[request_id]) for request_id in tokens}

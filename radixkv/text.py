@@ -90,8 +90,8 @@ def refuse_no_text(text: object) -> None:
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
-        found = f"U+{ord(text[error.start]):04X} at position {error.start}"
-        raise InvalidRequestError(f"the text does not fit into UTF-8: half a surrogate pair, {found}") from None
+        half = f"half a surrogate pair, U+{ord(text[error.start]):04X} at position {error.start}"
+        raise InvalidRequestError(f"the text does not fit into UTF-8: {half}") from None
 
 
 def _id_or_none(value: Any) -> int | None:

@@ -35,6 +35,7 @@ RANKS = {
     "executor.base": 5, "executor.kv_store": 5, "executor.sampler": 5, "executor.attention.*": 5,
     "executor.*": 6,
     "engine": 7, "text": 7, "prompts": 7, "outputs": 7, "explain": 7, "interrupt": 7, "run": 7, "settings": 7,
+    "turns": 7,
     "llm": 8, "async_llm": 8, "testing.*": 8, "bench.*": 8,
     "program.*": 9, "server.*": 9, "cli": 9, "__main__": 9,
     # A package's face re-exports its own folder; nobody inside imports from it.
