@@ -294,12 +294,11 @@ class RadixTree:
         if len(pages) != -(-len(key) // self._page_bytes):
             raise MisuseError(f"{len(key) // _TOKEN_BYTES} tokens do not fill exactly {len(pages)} pages")
         num_whole = len(key) // self._page_bytes
-        if plain_whole(num_known) is None or not 0 <= num_known <= num_whole:
+        is_whole = num_known.__class__ is int or plain_whole(num_known) is not None
+        if not is_whole or not 0 <= num_known <= num_whole:
             raise MisuseError(
                 f"num_known must lie in 0..{num_whole}, the whole pages, got {shown(num_known)}"
             )
-        if len(pages) and int(pages.min()) < 0:
-            raise MisuseError(f"page ids must be at least 0, got {int(pages.min())}")
 
     def _start(self, key: bytes, pages: PageIds, num_known: int, namespace: Namespace) -> tuple[Node, int]:
         if num_known == 0:
@@ -323,7 +322,7 @@ class RadixTree:
         if len(pages) > 1:
             order = np.arange(len(pages), dtype=np.int32)
             self._mark[pages] = order
-            if not np.array_equal(self._mark[pages], order):
+            if (self._mark[pages] != order).any():
                 self._drop_empty_root(namespace)
                 raise MisuseError(f"T3: a page stands twice in one call: {pages[:16].tolist()}")
         clash = pages[self._serial[pages] != 0]
@@ -439,7 +438,9 @@ class RadixTree:
             del self._roots[namespace]
 
     def _make_room(self, pages: PageIds) -> None:
-        need = int(pages.max(initial=-1)) + 1
+        need = int(pages.view(np.uint32).max(initial=0)) + 1
+        if need > 2**31:
+            raise MisuseError(f"page ids must be at least 0, got {int(pages.min())}")
         if need > len(self._serial):
             more = max(need, 2 * len(self._serial)) - len(self._serial)
             self._serial = np.concatenate((self._serial, np.zeros(more, np.int64)))
