@@ -8,7 +8,8 @@ from types import FrameType, TracebackType
 
 
 class InterruptsHeld:
-    """While entered, Ctrl-C is only noted; leaving raises it (unless something else is being raised).
+    """While entered, Ctrl-C is only noted; leaving raises it (unless something else is being raised). By this
+    E3 is kept.
 
     Between ``open`` and ``shut`` it is raised at once, but only the first: that one shuts the gate, so that
     whatever cleans up after it is not interrupted in turn. One inside another hands all of this to the outer

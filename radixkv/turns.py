@@ -30,7 +30,8 @@ class Turns:
 
     @contextmanager
     def take(self) -> Iterator[None]:
-        """Wait for the turn, then hold Ctrl-C back to its end, but inside a forward and where somebody asks.
+        """Wait for the turn, then hold Ctrl-C back to its end, but inside a forward and where somebody asks
+        (E3).
 
         Raises ``MisuseError`` in a forked copy, or from inside another turn of the same thread.
         """
