@@ -216,6 +216,8 @@ def commit_across_a_flush(patch: Patch) -> None:
     def is_stale(self: KVCacheManager, seq: Sequence) -> bool:
         if seq.num_committed_pages == 0:
             seq.namespace = self._namespace(seq.request.namespace)
+            if seq.page_table.hold is not None:  # else the manager sees that the namespace is not its own
+                seq.page_table.hold.namespace = seq.namespace
         return bool(seq.namespace[-1:] != (self.epoch,))
 
     patch.setattr(KVCacheManager, "_is_stale", is_stale)
