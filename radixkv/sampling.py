@@ -11,6 +11,8 @@ from radixkv.plain import plain_real, plain_whole, shown
 
 MAX_SEED = 2**63 - 1
 MAX_TOKEN_ID = 2**31 - 1
+MAX_LOGPROBS = 20
+"""Alternatives per token."""
 SMALLEST_FACTOR, LARGEST_FACTOR = 1e-30, 1e30
 """Sampling computes in float32. Outside of these a temperature or a repetition penalty would become 0, or
 turn a sound logit into infinity there."""
@@ -80,6 +82,14 @@ class SamplingParams:
     """Stop after one of these; it stays at the end of ``token_ids``."""
     ignore_eos: bool = False
     """True: the model's own end tokens do not stop the request."""
+    logprobs: int | None = None
+    """Log-probabilities of output tokens, with this many alternatives each, 0 to 20; ``None``: none. They
+    are of the model's raw logits, before temperature, penalties, bias and cuts."""
+    prompt_logprobs: int | None = None
+    """The same of prompt tokens. Alternatives are not cached: above 0, the prompt is computed anew from
+    ``prompt_logprobs_start`` on."""
+    prompt_logprobs_start: int = 0
+    """Prompt position of the first one; what lies before it may come from the cache in any case."""
 
     def __post_init__(self) -> None:
         self._keep("max_tokens", whole_within("max_tokens", self.max_tokens, 0, 2**31 - 1))
@@ -100,6 +110,15 @@ class SamplingParams:
         self._keep("stop_token_ids", _stop_ids(self.stop_token_ids))
         if not isinstance(self.ignore_eos, bool):
             raise InvalidRequestError(f"ignore_eos must be True or False, got {shown(self.ignore_eos)}")
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                self._keep(name, whole_within(name, getattr(self, name), 0, MAX_LOGPROBS))
+        start = whole_within("prompt_logprobs_start", self.prompt_logprobs_start, 0, MAX_TOKEN_ID)
+        self._keep("prompt_logprobs_start", start)
+        if start and self.prompt_logprobs is None:
+            raise InvalidRequestError(
+                f"prompt_logprobs_start is {start}, but prompt_logprobs is None: it asks for nothing"
+            )
 
     def _keep(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)

@@ -40,8 +40,9 @@ class Request:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     namespace: Namespace = ()
     logprob_start: int | None = None
-    """Prompt positions from here on get the log-probability of their token; ``None``: none does. Position
-    0 has no token before it and gets none, so that 0 and 1 ask for the same."""
+    """Prompt positions from here on get the log-probability of their token; ``None``: what
+    ``sampling.prompt_logprobs`` says, else none does. Position 0 has no token before it and gets none, so
+    that 0 and 1 ask for the same."""
     sample_index: int = 0
     """Which of several samples of one prompt this is; part of the key of its random draws; 0 or more."""
 
@@ -54,12 +55,15 @@ class Request:
         self._keep("namespace", _namespace_of(self.namespace))
         if not isinstance(self.sampling, SamplingParams):
             raise InvalidRequestError(f"sampling must be SamplingParams, got {shown(self.sampling)}")
+        if self.logprob_start is None and self.sampling.prompt_logprobs is not None:
+            self._keep("logprob_start", self.sampling.prompt_logprobs_start)
         if self.logprob_start is not None:
             start = whole_within("logprob_start", self.logprob_start, MIN_INT64, MAX_INT64)
             self._keep("logprob_start", start)
             if not 0 <= start < len(ids):
                 raise InvalidRequestError(
-                    f"logprob_start must lie in 0..{len(ids) - 1} (the prompt's positions), got {start}"
+                    f"logprob_start must lie in 0..{len(ids) - 1} (the prompt's positions), got {start}; "
+                    "unless it is given, it is sampling's prompt_logprobs_start"
                 )
 
     def _keep(self, name: str, value: object) -> None:
@@ -73,6 +77,11 @@ class Request:
         if self.logprob_start is not None:
             limit = min(limit, max(self.logprob_start - 1, 0))
         return limit
+
+    @property
+    def num_prompt_alternatives(self) -> int:
+        """How many alternatives each scored prompt position gets."""
+        return self.sampling.prompt_logprobs or 0
 
     @property
     def max_computed_tokens(self) -> int:

@@ -65,6 +65,7 @@ def probe_batch(
         score_rows=np.array([row for row, _, _ in score], np.int64),
         score_targets=np.array([seqs[i].token_ids[p + 1] for _, i, p in score], np.int32),
         score_seqs=np.array([i for _, i, _ in score], np.int64),
+        score_num_logprobs=np.ones(len(score), np.int32),
         page_copies=page_copies,
         prefix_groups=prefix_groups,
         num_extend_seqs=num_extend_seqs,
@@ -89,4 +90,5 @@ def greedy_rows(num_samples: int, vocab_size: int) -> SamplingRows:
         repetition_penalty=np.ones(num_samples, np.float32),
         presence_penalty=np.zeros(num_samples, np.float32),
         frequency_penalty=np.zeros(num_samples, np.float32),
+        num_logprobs=np.zeros(num_samples, np.int32),
     )

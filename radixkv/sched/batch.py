@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from radixkv.kv.page_copy import PageCopy
+from radixkv.sched.token_logprobs import TokenLogprobs
 from radixkv.sequence import FinishReason
 from radixkv.types import PageIds, SlotMapping, TokenIds
 
@@ -46,6 +47,8 @@ class SamplingRows:
     repetition_penalty: NDArray[np.float32]
     presence_penalty: NDArray[np.float32]
     frequency_penalty: NDArray[np.float32]
+    num_logprobs: NDArray[np.int32]
+    """How many log-probabilities a row wants: 0 none, 1 the chosen token's, 1 + k also the k highest."""
 
     @property
     def all_greedy(self) -> bool:
@@ -88,6 +91,8 @@ class Batch:
     score_targets: TokenIds
     score_seqs: NDArray[np.int64]
     """For each of ``score_rows``, the index of its sequence."""
+    score_num_logprobs: NDArray[np.int32]
+    """For each of ``score_rows``: 1 for the target's log-probability alone, 1 + k also for the k highest."""
     page_copies: tuple[PageCopy, ...]
     prefix_groups: tuple[PrefixGroup, ...]
     """Disjoint, in order; a group never spans the border between extend and decode."""
@@ -111,11 +116,27 @@ class Batch:
 
 @dataclass(frozen=True, eq=False)
 class StepResult:
-    """What a step gives back: ``sampled_ids`` aligned with ``sample_rows``, ``score_logprobs`` (float32,
-    natural log, of the raw logits) aligned with ``score_rows``."""
+    """What a step gives back: ``sampled_ids`` aligned with ``sample_rows``, ``score_logprobs`` with
+    ``score_rows``. Log-probabilities are natural logs, of the raw logits in float32.
+
+    With ``n`` sample rows and ``K`` the most alternatives that any of them asked for (a row that asked for
+    fewer has its own in front). Left empty where no row asked; else a row that did not holds NaN and zeros.
+    The ``score_*`` fields are the same for the score rows.
+    """
 
     sampled_ids: TokenIds
     score_logprobs: NDArray[np.float32] = field(default_factory=lambda: np.empty(0, np.float32))
+    sampled_logprobs: NDArray[np.float32] = field(default_factory=lambda: np.empty(0, np.float32))
+    """``[n]``, of the sampled token."""
+    sampled_ranks: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
+    """``[n]``: 1 + how many tokens have a higher logit; only rows with alternatives have one."""
+    top_ids: NDArray[np.int32] = field(default_factory=lambda: np.empty((0, 0), np.int32))
+    """``[n, K]``, likeliest first, of equals the lower id."""
+    top_logprobs: NDArray[np.float32] = field(default_factory=lambda: np.empty((0, 0), np.float32))
+    """``[n, K]``"""
+    score_ranks: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
+    score_top_ids: NDArray[np.int32] = field(default_factory=lambda: np.empty((0, 0), np.int32))
+    score_top_logprobs: NDArray[np.float32] = field(default_factory=lambda: np.empty((0, 0), np.float32))
 
 
 @dataclass(frozen=True)
@@ -139,3 +160,8 @@ class SequenceOutput:
     """Set on the last output: log-probabilities of the prompt from ``logprob_start`` on."""
     error: BaseException | None = None
     """Set where ``finish_reason`` is ``error``."""
+    token_logprobs: tuple[TokenLogprobs, ...] = ()
+    """One for each of ``new_token_ids`` where ``SamplingParams.logprobs`` asks for them."""
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    """Set on the last output where ``SamplingParams.prompt_logprobs`` asks for them: one for each prompt
+    token from ``logprob_start`` on, but none for position 0."""

@@ -22,6 +22,7 @@ class _Scores:
     rows: NDArray[np.int64]
     targets: TokenIds
     seqs: NDArray[np.int64]
+    num_logprobs: NDArray[np.int32]
 
 
 def build_batch(
@@ -69,6 +70,7 @@ def build_batch(
         score_rows=scores.rows,
         score_targets=scores.targets,
         score_seqs=scores.seqs,
+        score_num_logprobs=scores.num_logprobs,
         page_copies=page_copies,
         prefix_groups=(*extend_groups, *decode_groups),
         num_extend_seqs=len(extend),
@@ -94,6 +96,7 @@ def _score_rows(bounds: list[tuple[Sequence, int, int]], row_indptr: NDArray[np.
     rows: list[NDArray[np.int64]] = []
     targets: list[TokenIds] = []
     seqs: list[NDArray[np.int64]] = []
+    num_logprobs: list[NDArray[np.int32]] = []
     for i, (seq, start, stop) in enumerate(bounds):
         if seq.request.logprob_start is None:
             continue
@@ -104,6 +107,10 @@ def _score_rows(bounds: list[tuple[Sequence, int, int]], row_indptr: NDArray[np.
             rows.append(np.arange(first - 1, last - 1) + (row_indptr[i] - start))
             targets.append(seq.token_ids[first:last])
             seqs.append(np.full(last - first, i, np.int64))
+            num_logprobs.append(np.full(last - first, 1 + seq.request.num_prompt_alternatives, np.int32))
     if not rows:
-        return _Scores(np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.int64))
-    return _Scores(np.concatenate(rows), np.concatenate(targets), np.concatenate(seqs))
+        no_int32 = np.empty(0, np.int32)
+        return _Scores(np.empty(0, np.int64), no_int32, np.empty(0, np.int64), no_int32)
+    return _Scores(
+        np.concatenate(rows), np.concatenate(targets), np.concatenate(seqs), np.concatenate(num_logprobs)
+    )

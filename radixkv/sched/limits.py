@@ -38,6 +38,12 @@ def _refuse_outside_vocabulary(request: Request, vocab_size: int) -> None:
             f"0..{vocab_size - 1}"
         )
     sampling = request.sampling
+    for name, num_top in (("logprobs", sampling.logprobs), ("prompt_logprobs", sampling.prompt_logprobs)):
+        if num_top is not None and num_top > vocab_size:
+            raise InvalidRequestError(
+                f"request {request.request_id}: {name} asks for {num_top} alternatives, the vocabulary has "
+                f"{vocab_size} tokens"
+            )
     for name, ids in (("logit_bias", sampling.logit_bias), ("stop_token_ids", sampling.stop_token_ids)):
         for token_id in ids:
             if token_id >= vocab_size:

@@ -38,6 +38,9 @@ def sampling_rows(sequences: Seq[Sequence], vocab_size: int) -> SamplingRows:
         repetition_penalty=np.fromiter((p.repetition_penalty for p in params), np.float32, num_rows),
         presence_penalty=np.fromiter((p.presence_penalty for p in params), np.float32, num_rows),
         frequency_penalty=np.fromiter((p.frequency_penalty for p in params), np.float32, num_rows),
+        num_logprobs=np.fromiter(
+            (0 if p.logprobs is None else 1 + p.logprobs for p in params), np.int32, num_rows
+        ),
     )
 
 
