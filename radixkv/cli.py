@@ -13,6 +13,7 @@ BENCHMARKS = {
     "few-shot": ("radixkv.bench.few_shot", "many questions behind one long prefix of worked examples"),
     "micro-tree": ("radixkv.bench.micro_tree", "match, insert and evict per second, by size"),
     "no-reuse": ("radixkv.bench.no_reuse", "unrelated prompts: what the cache costs where it cannot help"),
+    "overhead": ("radixkv.bench.overhead", "requests per second of scheduler and ledger alone"),
 }
 """Name to module (with ``main(argv) -> int``) and one line of help."""
 
