@@ -31,11 +31,12 @@ RANKS = {
     "kv.manager": 3, "sched.policy": 3, "sched.batch": 3, "sched.batch_builder": 3,
     "sched.draws": 3, "sched.prefix_groups": 3, "sched.sampling_rows": 3, "sched.counters": 3,
     "sched.limits": 3, "sched.sharing": 3, "sched.waiting": 3,
-    "sched.scheduler": 4, "sched.candidates": 4, "sched.*": 3,
+    "sched.scheduler": 4, "sched.candidates": 4, "sched.admission": 4, "sched.*": 3,
     "executor.base": 5, "executor.kv_store": 5, "executor.sampler": 5, "executor.attention.*": 5,
     "executor.*": 6,
     "engine": 7, "text": 7, "prompts": 7, "outputs": 7, "explain": 7, "interrupt": 7, "run": 7, "settings": 7,
     "turns": 7,
+    "detokenizer": 7, "stop_strings": 7, "text_stream": 7, "answer": 7, "service": 7, "opening": 7, "jobs": 7,
     "llm": 8, "async_llm": 8, "testing.*": 8, "bench.*": 8,
     "program.*": 9, "server.*": 9, "cli": 9, "__main__": 9,
     # A package's face re-exports its own folder; nobody inside imports from it.

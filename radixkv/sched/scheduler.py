@@ -9,17 +9,21 @@ from contextlib import contextmanager
 import numpy as np
 
 from radixkv.config import EngineConfig, ModelSpec
-from radixkv.errors import DuplicateRequestError, InvalidRequestError, NonFiniteLogitsError, OutOfPages
+from radixkv.errors import (
+    DuplicateRequestError,
+    InvalidRequestError,
+    MisuseError,
+    NonFiniteLogitsError,
+    OutOfPages,
+)
 from radixkv.kv.invariant import require
 from radixkv.kv.manager import KVCacheManager
+from radixkv.sched.admission import Admission
 from radixkv.sched.batch import Batch, SequenceOutput, StepResult, Usage
 from radixkv.sched.batch_builder import build_batch
-from radixkv.sched.candidates import Candidates
 from radixkv.sched.counters import Counters
 from radixkv.sched.draws import with_seed
 from radixkv.sched.limits import refuse_unfit
-from radixkv.sched.sharing import end_of_chunk, leader_of
-from radixkv.sched.waiting import WaitingQueue
 from radixkv.sequence import FinishReason, Request, Sequence, Status
 
 
@@ -56,10 +60,8 @@ class Scheduler:
         self.kv = kv
         self.counters = Counters()
         self._clock = clock
-        self._max_running = min(config.max_running, config.max_batch_tokens)  # each computes a token per step
-        self._min_shared = max(config.page_size, config.min_wait_tokens)
-        self._queue = WaitingQueue()
-        self._candidates = Candidates(config, kv, self._queue, clock)
+        self._admission = Admission(config, kv, self.counters, clock)
+        self._queue = self._admission.queue
         self._live: dict[int, Sequence] = {}  # waiting and running, by request id
         self._running: dict[int, Sequence] = {}  # in order of admission
         self._in_flight: Batch | None = None
@@ -96,6 +98,14 @@ class Scheduler:
             return None
         return self._end(seq, "abort")
 
+    def finish(self, request_id: int, sample_index: int = 0) -> SequenceOutput | None:
+        """End a request as ``stop``, because its text is complete; else as ``abort``. ``MisuseError`` while a
+        batch is out: there is no new text then."""
+        if self._in_flight is not None:
+            raise MisuseError(f"request {request_id} cannot be finished while a batch is out; abort it")
+        seq = self._live.get(request_id)
+        return None if seq is None else self._end(seq, "stop")
+
     def take_outputs(self) -> list[SequenceOutput]:
         """Final outputs of requests that ended in ``schedule`` or ``undo``; each is given once."""
         outputs, self._outputs = self._outputs, []
@@ -119,7 +129,7 @@ class Scheduler:
                 self._admit(grants)
             if not grants:
                 return None
-            self._shape_cut_chunks(grants)
+            self._admission.shape_cut_chunks(grants)
             self._in_flight = build_batch(
                 grants,
                 self.kv.take_copies(),
@@ -220,77 +230,17 @@ class Scheduler:
             spare -= more
         return grants
 
-    def _shape_cut_chunks(self, grants: dict[Sequence, int]) -> None:
-        """End a chunk that the budget cut where those who share its prompt can wait for the rest."""
-        if not self._queue:
-            return
-        waiting: list[Sequence] | None = None
-        for seq, count in grants.items():
-            end = seq.num_computed + count
-            if count > 1 and end < seq.num_tokens and self._may_lead(seq):
-                if waiting is None:
-                    waiting = self._candidates.all()
-                grants[seq] = end_of_chunk(seq, end, waiting, self._min_shared) - seq.num_computed
-
     # Admission
 
     def _admit(self, grants: dict[Sequence, int]) -> None:
-        """Start waiting sequences while there are budget, places and pages; extends ``grants``.
-
-        Stops at the first that finds no pages, so that smaller ones do not nibble away what it waits for.
-        """
-        budget = self.config.max_batch_tokens - sum(grants.values())
-        if not self._queue or budget < 1 or len(self._running) >= self._max_running:
-            return
-        leaders = [seq for seq in self._running.values() if self._may_lead(seq)]
-        for seq, may_be_overtaken in self._candidates.in_turn():
-            if budget < 1 or len(self._running) >= self._max_running:
-                return
-            if leaders and leader_of(seq, self._candidates.hit(seq), leaders, self._min_shared) is not None:
-                if may_be_overtaken:
-                    continue
-                return
-            if not self._try_admit(seq):
-                return
-            grants[seq] = min(seq.num_tokens - seq.num_computed, budget)
-            budget -= grants[seq]
-            if self._may_lead(seq):
-                leaders.append(seq)
-
-    def _may_lead(self, seq: Sequence) -> bool:
-        """Whether others could wait for ``seq``: it computes enough, and the tree will know it (after a
-        flush it would not)."""
-        return (
-            self.config.prefix_cache
-            and seq.num_tokens - seq.num_computed >= self._min_shared
-            and seq.namespace == (*seq.request.namespace, self.kv.epoch)
-        )
-
-    def _try_admit(self, seq: Sequence) -> bool:
-        """Give ``seq`` its hit and pages for the rest of its prompt and the decode reserve, or nothing."""
-        first = seq.num_cached is None
-        self.kv.acquire(seq)
-        lacking = seq.num_tokens - seq.num_computed
-        decode = min(self.config.decode_reserve_tokens, seq.request.max_computed_tokens - seq.num_tokens)
-        try:
-            self.kv.reserve(seq, lacking + decode)
-        except OutOfPages as error:
-            self.kv.release(seq)
-            if not self._running:  # nobody here is going to free a page
-                self._outputs.append(self._end(seq, "error", error))
-            return False
-        except BaseException:
-            self.kv.release(seq)
-            raise
-        self._queue.admit(seq)
-        self._candidates.forget(seq)
-        seq.status = Status.RUNNING
-        self._running[seq.request.request_id] = seq
-        if first:
-            assert seq.num_cached is not None
-            self.counters.prompt_tokens += seq.num_prompt
-            self.counters.cached_tokens += seq.num_cached
-        return True
+        """Start waiting sequences beside those that run; extends ``grants``."""
+        admitted = self._admission.admit(self._running.values(), grants)
+        for seq in admitted.sequences:
+            seq.status = Status.RUNNING
+            self._running[seq.request.request_id] = seq
+        if admitted.hopeless is not None:
+            seq, error = admitted.hopeless
+            self._outputs.append(self._end(seq, "error", error))
 
     # Results
 
@@ -350,7 +300,7 @@ class Scheduler:
         else:
             self._queue.remove(seq)
         del self._live[request_id]
-        self._candidates.forget(seq)
+        self._admission.forget(seq)
         self._abort_later.discard(request_id)
         seq.status, seq.finish_reason = Status.FINISHED, reason
         self.counters.count_end(reason)
@@ -381,11 +331,11 @@ class Scheduler:
 
     def stats(self) -> dict[str, int | float]:
         """Counters since the start, and the gauges ``num_waiting`` and ``num_running``."""
-        return {**self.counters.stats(), "num_waiting": len(self._queue), "num_running": len(self._running)}
+        return {**self.counters.stats(), **self._admission.stats(), "num_running": len(self._running)}
 
     def check(self) -> None:
         """D1, D2, N1, and S1 of every sequence. Raises ``InternalError``."""
-        self._queue.check()
+        self._admission.check()
         waiting = {seq.request.request_id: seq for seq in self._queue}
         require(not waiting.keys() & self._running.keys(), "D1", "a sequence both waits and runs")
         require({**waiting, **self._running} == self._live, "D1", "a sequence neither waits nor runs")
@@ -396,5 +346,7 @@ class Scheduler:
             require(seq.status is Status.RUNNING, "D1", f"{seq.request.request_id} runs as {seq.status}")
             committed = seq.num_committed_pages * self.config.page_size
             require(committed <= seq.num_computed < seq.num_tokens, "S1", seq.request.request_id)
-        require(len(self._running) <= self._max_running, "D2", f"{len(self._running)} sequences run")
+        require(
+            len(self._running) <= self._admission.max_running, "D2", f"{len(self._running)} sequences run"
+        )
         require(self.counters.num_added == self.counters.num_ended + len(self._live), "N1", self.stats())
