@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from radixkv.config import ModelSpec
 from radixkv.errors import ConfigError, NonFiniteLogitsError
@@ -14,11 +15,13 @@ from radixkv.executor.allocator import keep_freed_memory
 from radixkv.executor.attention import make_backend
 from radixkv.executor.kv_store import KVStore
 from radixkv.executor.loaded_model import LoadedModel
+from radixkv.executor.logprobs import RowLogprobs
 from radixkv.executor.memory import num_pages_for
 from radixkv.executor.prepared import prepare
 from radixkv.executor.sampler import sample
 from radixkv.executor.threads import set_num_threads
 from radixkv.sched.batch import Batch, StepResult
+from radixkv.types import TokenIds
 
 __all__ = ["HFExecutor", "num_pages_for"]
 
@@ -100,7 +103,8 @@ class HFExecutor:
             forwarded = perf_counter()
             sampled_ids = sample(logits, batch.sampling, batch.seq_ids[batch.sample_seqs])
             sampled = perf_counter()
-            score_logprobs = self._score(hidden, batch)
+            of_sampled = self._of_sampled(logits, sampled_ids, batch)
+            scores = self._score(hidden, batch)
         end = perf_counter()
         matmul, attention = times.matmul - matmul, times.attention - attention + (planned - copied)
         self._add(
@@ -113,7 +117,17 @@ class HFExecutor:
         )
         self._num_steps += 1
         self._num_rows += batch.num_rows
-        return StepResult(sampled_ids, score_logprobs)
+        return StepResult(
+            sampled_ids,
+            score_logprobs=scores.logprobs,
+            sampled_logprobs=of_sampled.logprobs,
+            sampled_ranks=of_sampled.ranks,
+            top_ids=of_sampled.top_ids,
+            top_logprobs=of_sampled.top_logprobs,
+            score_ranks=scores.ranks,
+            score_top_ids=scores.top_ids,
+            score_top_logprobs=scores.top_logprobs,
+        )
 
     def logits(self, batch: Batch) -> torch.Tensor:
         """The step without sampling: float32 logits of every row, ``[R, vocab_size]``. K/V is written as in
@@ -135,22 +149,27 @@ class HFExecutor:
             return hidden.new_empty(0, self.spec.vocab_size)
         return self._prepared.logits(hidden[self._tensor(rows)])
 
-    def _score(self, hidden: torch.Tensor, batch: Batch) -> np.ndarray[Any, np.dtype[np.float32]]:
+    def _of_sampled(self, logits: torch.Tensor, sampled_ids: TokenIds, batch: Batch) -> RowLogprobs:
+        """Log-probabilities of the sampled tokens, of those rows that ask."""
+        wanted = batch.sampling.num_logprobs
+        found = RowLogprobs.blank(len(wanted), wanted)
+        rows = np.flatnonzero(wanted)
+        if len(rows):
+            found.fill(rows, logits[self._tensor(rows)], sampled_ids[rows], wanted[rows])
+            _refuse_unless_all_finite(found.logprobs[rows], batch.seq_ids[batch.sample_seqs[rows]])
+        return found
+
+    def _score(self, hidden: torch.Tensor, batch: Batch) -> RowLogprobs:
         """Log-probability of each score row's target, a bounded number of rows at a time."""
         num_rows = len(batch.score_rows)
-        logprobs = np.empty(num_rows, np.float32)
+        found = RowLogprobs.blank(num_rows, batch.score_num_logprobs)
         chunk = max(1, SCORE_CHUNK_BYTES // (4 * self.spec.vocab_size))
         for first in range(0, num_rows, chunk):
-            part = slice(first, min(first + chunk, num_rows))
-            logits = self._logits(hidden, batch.score_rows[part]).float()
-            targets = self._tensor(batch.score_targets[part]).long()
-            picked = logits.gather(1, targets[:, None])[:, 0] - torch.logsumexp(logits, dim=1)
-            logprobs[part] = picked.cpu().numpy()
-        bad = ~np.isfinite(logprobs)
-        if bad.any():
-            request_ids = batch.seq_ids[batch.score_seqs[bad]]
-            raise NonFiniteLogitsError(tuple(dict.fromkeys(request_ids.tolist())))
-        return logprobs
+            rows = np.arange(first, min(first + chunk, num_rows))
+            logits = self._logits(hidden, batch.score_rows[rows])
+            found.fill(rows, logits, batch.score_targets[rows], batch.score_num_logprobs[rows])
+        _refuse_unless_all_finite(found.logprobs, batch.seq_ids[batch.score_seqs])
+        return found
 
     def _add(self, **seconds: float) -> None:
         for name, value in seconds.items():
@@ -177,6 +196,13 @@ class HFExecutor:
             "packing_reason": packing.reason,
             "store": self.store.stats(),
         }
+
+
+def _refuse_unless_all_finite(logprobs: NDArray[np.float32], request_ids: NDArray[np.int64]) -> None:
+    """``[n]`` each. What a request wants may be unlikely, but not impossible."""
+    bad = ~np.isfinite(logprobs)
+    if bad.any():
+        raise NonFiniteLogitsError(tuple(dict.fromkeys(request_ids[bad].tolist())))
 
 
 def _refuse_unless_finite(hidden: torch.Tensor, batch: Batch) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from radixkv.config import ModelSpec
 from radixkv.kv.page_table import slots_of
 from radixkv.sched.batch import Batch, StepResult
+from radixkv.sched.token_logprobs import TokenLogprobs
 from radixkv.testing.batch_check import check_batch
 from radixkv.testing.canary_store import CanaryStore, PrefixHasher
 from radixkv.types import SlotMapping, TokenIds
@@ -95,13 +98,10 @@ class FakeExecutor:
                 strict=True,
             )
         ]
-        scores = [
-            self._score(prefix, target)
-            for prefix, target in zip(
-                hashes[batch.score_rows].tolist(), batch.score_targets.tolist(), strict=True
-            )
-        ]
-        return StepResult(np.array(sampled, np.int32), np.array(scores, np.float32))
+        sampled_ids = np.array(sampled, np.int32)
+        of_sampled = self._logprobs(hashes[batch.sample_rows], sampled_ids, batch.sampling.num_logprobs)
+        scores = self._logprobs(hashes[batch.score_rows], batch.score_targets, batch.score_num_logprobs)
+        return StepResult(sampled_ids, scores[0], *of_sampled, *scores[1:])
 
     def _slots(self, batch: Batch, i: int) -> SlotMapping:
         """Slots of all tokens of sequence ``i``, this step's rows included."""
@@ -117,6 +117,34 @@ class FakeExecutor:
 
     def _score(self, prefix_hash: int, target: int) -> float:
         return -(((prefix_hash >> 16) + 7919 * target) % _SCORE_STEPS) / _SCORE_STEPS
+
+    def _logprobs(
+        self, hashes: NDArray[np.uint64], token_ids: TokenIds, num_logprobs: NDArray[np.int32]
+    ) -> tuple[NDArray[np.float32], NDArray[np.int32], NDArray[np.int32], NDArray[np.float32]]:
+        """Log-probabilities, ranks, alternatives and theirs, in the layout of ``StepResult``; NaN wherever
+        nothing was asked for."""
+        num_rows = len(num_logprobs) if num_logprobs.any() else 0
+        num_top = max(int(num_logprobs.max(initial=0)) - 1, 0)
+        logprobs = np.full(num_rows, np.nan, np.float32)
+        ranks = np.zeros(num_rows, np.int32)
+        top_ids = np.zeros((num_rows, num_top), np.int32)
+        top_logprobs = np.full((num_rows, num_top), np.nan, np.float32)
+        for row in np.flatnonzero(num_logprobs).tolist():
+            entry = self._entry(int(hashes[row]), int(token_ids[row]), int(num_logprobs[row]) - 1)
+            logprobs[row], ranks[row] = entry.logprob, entry.rank or 0
+            for place, (token_id, logprob) in enumerate(entry.top):
+                top_ids[row, place], top_logprobs[row, place] = token_id, logprob
+        return logprobs, ranks, top_ids, top_logprobs
+
+    def _entry(self, prefix_hash: int, token_id: int, num_top: int) -> TokenLogprobs:
+        """A pure function of prefix and token, float32 as a real executor's."""
+        logprob = float(np.float32(self._score(prefix_hash, token_id)))
+        if num_top == 0:
+            return TokenLogprobs(token_id, logprob)
+        steps = ((prefix_hash >> 16) % _SCORE_STEPS + 7919 * np.arange(self.spec.vocab_size)) % _SCORE_STEPS
+        order = np.argsort(steps, kind="stable")[:num_top].tolist()
+        top = tuple((i, float(np.float32(-int(steps[i]) / _SCORE_STEPS))) for i in order)
+        return TokenLogprobs(token_id, logprob, 1 + int((steps < steps[token_id]).sum()), top)
 
     def expected_output(
         self, prompt_ids: TokenIds, max_tokens: int, *, forced: Mapping[int, int] | None = None
@@ -140,6 +168,14 @@ class FakeExecutor:
         targets = np.asarray(prompt_ids)[first:].tolist()
         scores = [self._score(h, t) for h, t in zip(hashes[first - 1 : -1], targets, strict=True)]
         return [float(score) for score in np.array(scores, np.float32)]
+
+    def expected_token_logprobs(
+        self, token_ids: TokenIds | Seq[int], start: int, num_top: int
+    ) -> list[TokenLogprobs]:
+        """Of the tokens from position ``start`` (at least 1) on, given those before; prompt or output."""
+        ids = np.asarray(token_ids, np.int32)
+        hashes = self._hasher.extend(0, ids).tolist()
+        return [self._entry(hashes[p - 1], int(ids[p]), num_top) for p in range(start, len(ids))]
 
     def check(self) -> None:
         self.store.check()
