@@ -92,6 +92,12 @@ class Engine:
         self._raise_if_dead()
         return self.scheduler.abort(request_id)
 
+    def finish(self, request_id: int, sample_index: int = 0) -> SequenceOutput | None:
+        """End a request whose text is complete: like ``abort``, but it ends as ``stop``. What it computed
+        stays in the tree, under the ids that were really sampled."""
+        self._raise_if_dead()
+        return self.scheduler.finish(request_id, sample_index)
+
     def take_outputs(self) -> list[SequenceOutput]:
         """Outputs that wait for the next step, so that it need not be taken; each is given once."""
         self._undelivered, outputs = [], self._undelivered

@@ -8,7 +8,7 @@ from radixkv.kv.manager import Pin
 from radixkv.sched.batch import Usage
 from radixkv.sequence import FinishReason
 
-__all__ = ["Output", "PrefillInfo", "PromptExplanation", "Score", "Usage"]
+__all__ = ["Delta", "Output", "PrefillInfo", "PromptExplanation", "Score", "Usage"]
 
 
 @dataclass(frozen=True)
@@ -16,13 +16,34 @@ class Output:
     """One prompt's result."""
 
     text: str
-    """``token_ids`` as text, special tokens left out; empty where the LLM has no tokenizer."""
+    """``token_ids`` as text, special tokens left out, up to a stop string; empty where there is no
+    tokenizer."""
     token_ids: tuple[int, ...]
-    """Every sampled token, an end token included."""
+    """Every sampled token: an end token included, and those of a stop string."""
     finish_reason: FinishReason
-    """``stop``: an end token; ``length``: ``max_tokens``; ``abort``: somebody aborted it."""
+    """``stop``: an end token or a stop string; ``length``: ``max_tokens``; ``abort``: somebody aborted it."""
     usage: Usage
     """``prompt_tokens``, ``cached_tokens`` of them found in the cache, ``completion_tokens``."""
+    stop_reason: str | int | None = None
+    """With ``stop``: the stop string, or the id of the end token, that ended it."""
+
+
+@dataclass(frozen=True)
+class Delta:
+    """What is new about an answer that is still being written. The texts of all deltas, joined, are the
+    output's text, and so with the token ids."""
+
+    text: str
+    """New text: whole characters, and nothing that may yet turn out to begin a stop string. Often empty: a
+    token's text may have to wait for the next one's."""
+    token_ids: tuple[int, ...]
+    """New sampled tokens."""
+    finish_reason: FinishReason | None
+    """``None`` but in the last one."""
+    usage: Usage
+    """So far."""
+    stop_reason: str | int | None = None
+    """As in ``Output``."""
 
 
 @dataclass(frozen=True)

@@ -6,48 +6,63 @@ from collections.abc import Sequence
 
 from tqdm import tqdm
 
+from radixkv.answer import Answer, take_output
 from radixkv.engine import Engine
 from radixkv.errors import InternalError
 from radixkv.interrupt import InterruptsHeld
 from radixkv.sched.batch import SequenceOutput
 from radixkv.sequence import Request
+from radixkv.text import Tokenizer
 
 
 def run_to_end(
-    engine: Engine, requests: Sequence[Request], *, keep_going: bool = False, show: bool | None = False
-) -> dict[int, tuple[list[int], SequenceOutput]]:
-    """Sampled tokens and last output of every request, by its id.
+    engine: Engine,
+    requests: Sequence[Request],
+    *,
+    tokenizer: Tokenizer | None = None,
+    keep_going: bool = False,
+    show: bool | None = False,
+) -> dict[int, Answer]:
+    """The answer of every request, by its id; text only with a ``tokenizer``.
 
-    Raises the first error of a request and aborts the rest, unless ``keep_going``. However it ends, Ctrl-C
-    included, nothing of these requests stays in the engine. Outputs of other requests are let go. ``show``:
-    a progress bar; ``None`` shows it on a terminal only.
+    Raises the first error of a request and aborts the rest, unless ``keep_going``: then the error stands in
+    its answer. However it ends, Ctrl-C included, nothing of these requests stays in the engine. Outputs of
+    other requests are let go. ``show``: a progress bar; ``None`` shows it on a terminal only.
     """
-    tokens: dict[int, list[int]] = {request.request_id: [] for request in requests}
-    finals: dict[int, SequenceOutput] = {}
+    answers = {request.request_id: Answer(request, tokenizer) for request in requests}
+    num_done = 0
     with InterruptsHeld() as interrupts:  # but inside a step, which opens
         try:
             for request in requests:
                 engine.add(request)
-            with tqdm(total=len(tokens), disable=None if show is None else not show, unit="prompt") as bar:
-                while len(finals) < len(tokens):
+            with tqdm(total=len(answers), disable=None if show is None else not show, unit="prompt") as bar:
+                while num_done < len(answers):
                     interrupts.raise_if_noted()
                     if not engine.has_work:
-                        raise InternalError(
-                            f"{len(tokens) - len(finals)} requests are gone without an output"
-                        )
+                        raise InternalError(f"{len(answers) - num_done} requests are gone without an output")
                     for output in engine.step():
-                        if output.request_id not in tokens:
+                        answer = answers.get(output.request_id)
+                        if answer is None or answer.is_done:
                             continue
-                        tokens[output.request_id].extend(output.new_token_ids)
-                        if output.finish_reason is not None:
-                            finals[output.request_id] = output
+                        _take(engine, answer, output)
+                        if answer.is_done:
+                            num_done += 1
                             bar.update()
-                            if output.error is not None and not keep_going:
-                                raise output.error
+                            if answer.error is not None and not keep_going:
+                                raise answer.error
         except BaseException:
             if not engine.is_dead:
                 for request in requests:
                     engine.abort(request.request_id)
                 engine.take_outputs()  # of these requests, or of others, which are let go as above
             raise
-    return {request_id: (tokens[request_id], finals[request_id]) for request_id in tokens}
+    return answers
+
+
+def _take(engine: Engine, answer: Answer, output: SequenceOutput) -> None:
+    """An error in making text fails this request alone."""
+    try:
+        take_output(engine, answer, output)
+    except Exception as error:
+        engine.abort(output.request_id)
+        answer.fail(error)

@@ -11,6 +11,8 @@ from radixkv.plain import plain_real, plain_whole, shown
 
 MAX_SEED = 2**63 - 1
 MAX_TOKEN_ID = 2**31 - 1
+MAX_SAMPLES = 1024
+"""Of one request."""
 MAX_LOGPROBS = 20
 """Alternatives per token."""
 SMALLEST_FACTOR, LARGEST_FACTOR = 1e-30, 1e30
@@ -82,6 +84,13 @@ class SamplingParams:
     """Stop after one of these; it stays at the end of ``token_ids``."""
     ignore_eos: bool = False
     """True: the model's own end tokens do not stop the request."""
+    min_tokens: int = 0
+    """Nothing stops the request before it has this many output tokens: until then end tokens and
+    ``stop_token_ids`` cannot be chosen, and stop strings are plain text. At most ``max_tokens``."""
+    stop: tuple[str, ...] = ()
+    """Stop strings; one ``str`` is taken as one. The text ends before the one that is complete first."""
+    include_stop_str_in_output: bool = False
+    """True: the text ends behind the stop string instead."""
     logprobs: int | None = None
     """Log-probabilities of output tokens, with this many alternatives each, 0 to 20; ``None``: none. They
     are of the model's raw logits, before temperature, penalties, bias and cuts."""
@@ -90,6 +99,12 @@ class SamplingParams:
     ``prompt_logprobs_start`` on."""
     prompt_logprobs_start: int = 0
     """Prompt position of the first one; what lies before it may come from the cache in any case."""
+    n: int = 1
+    """Samples to return. The prompt is computed once; each sample has draws of its own, so that greedy ones
+    are equal."""
+    best_of: int | None = None
+    """Samples to run, of which the ``n`` with the highest mean log-probability per token are returned, best
+    first; ``None``: ``n``."""
 
     def __post_init__(self) -> None:
         self._keep("max_tokens", whole_within("max_tokens", self.max_tokens, 0, 2**31 - 1))
@@ -108,8 +123,20 @@ class SamplingParams:
         if not isinstance(self.logit_bias, LogitBias):
             self._keep("logit_bias", LogitBias(self.logit_bias))
         self._keep("stop_token_ids", _stop_ids(self.stop_token_ids))
-        if not isinstance(self.ignore_eos, bool):
-            raise InvalidRequestError(f"ignore_eos must be True or False, got {shown(self.ignore_eos)}")
+        for name in ("ignore_eos", "include_stop_str_in_output"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidRequestError(f"{name} must be True or False, got {shown(getattr(self, name))}")
+        self._keep("min_tokens", whole_within("min_tokens", self.min_tokens, 0, 2**31 - 1))
+        if self.min_tokens > self.max_tokens:
+            raise InvalidRequestError(
+                f"min_tokens must be at most max_tokens ({self.max_tokens}), got {self.min_tokens}"
+            )
+        self._keep("stop", _stop_strings(self.stop))
+        self._keep("n", whole_within("n", self.n, 1, MAX_SAMPLES))
+        if self.best_of is not None:
+            self._keep("best_of", whole_within("best_of", self.best_of, 1, MAX_SAMPLES))
+            if self.best_of < self.n:
+                raise InvalidRequestError(f"best_of must be at least n ({self.n}), got {self.best_of}")
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
                 self._keep(name, whole_within(name, getattr(self, name), 0, MAX_LOGPROBS))
@@ -122,6 +149,18 @@ class SamplingParams:
 
     def _keep(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
+
+    @property
+    def num_samples(self) -> int:
+        """Samples that run."""
+        return self.n if self.best_of is None else self.best_of
+
+    @property
+    def num_logprobs(self) -> int:
+        """Log-probabilities that an output token needs: 0 none, 1 its own, 1 + k also the k highest."""
+        if self.logprobs is not None:
+            return 1 + self.logprobs
+        return 1 if self.num_samples > self.n else 0
 
     @property
     def has_penalties(self) -> bool:
@@ -167,3 +206,17 @@ def _stop_ids(values: object) -> tuple[int, ...]:
     except TypeError:  # an array without dimensions
         raise InvalidRequestError(f"stop_token_ids must be a list, got {shown(values)}") from None
     return tuple(whole_within("stop_token_ids", item, 0, MAX_TOKEN_ID) for item in items)
+
+
+def _stop_strings(values: object) -> tuple[str, ...]:
+    """One text, or a list of texts, none of them empty."""
+    if isinstance(values, str):
+        values = (values,)
+    if not isinstance(values, (list, tuple)):
+        raise InvalidRequestError(f"stop must be text or a list of texts, got {shown(values)}")
+    for position, value in enumerate(values):
+        if not isinstance(value, str) or not value:
+            raise InvalidRequestError(
+                f"stop strings must be text that is not empty, got {shown(value)} at position {position}"
+            )
+    return tuple(map(str, values))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,8 @@ from radixkv.errors import InvalidRequestError
 from radixkv.plain import shown
 from radixkv.sampling import MAX_TOKEN_ID, whole_within
 from radixkv.types import TokenIds
+
+BYTE_TOKEN = re.compile("<0x[0-9A-Fa-f]{2}>")
 
 
 class Tokenizer:
@@ -23,6 +26,8 @@ class Tokenizer:
 
     def __init__(self, backend: Any) -> None:
         self.backend = backend
+        self._silent_ids: frozenset[int] | None = None
+        self._is_byte: dict[int, bool] = {}
 
     @property
     def vocab_size(self) -> int:
@@ -40,7 +45,24 @@ class Tokenizer:
     @property
     def special_token_ids(self) -> tuple[int, ...]:
         """Every id that ``decode`` leaves out by default, in order."""
-        return tuple(sorted({int(token_id) for token_id in self.backend.all_special_ids}))
+        added = getattr(self.backend, "added_tokens_decoder", {})
+        marked = {int(token_id) for token_id, token in added.items() if token.special}
+        return tuple(sorted(marked.union(map(int, self.backend.all_special_ids))))
+
+    def is_silent(self, token_id: int) -> bool:
+        """Whether ``decode`` leaves this id out: a special token."""
+        if self._silent_ids is None:
+            self._silent_ids = frozenset(self.special_token_ids)
+        return token_id in self._silent_ids or token_id >= self.vocab_size
+
+    def is_byte(self, token_id: int) -> bool:
+        """Whether this id stands for one byte of a character that has no token (byte fallback)."""
+        known = self._is_byte.get(token_id)
+        if known is None:
+            name = getattr(self.backend, "convert_ids_to_tokens", str)(token_id)
+            known = isinstance(name, str) and BYTE_TOKEN.fullmatch(name) is not None
+            self._is_byte[token_id] = known
+        return known
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> TokenIds:
         """``[num_tokens]`` int32; may be empty. Raises ``InvalidRequestError`` for what is no text: see
@@ -57,8 +79,12 @@ class Tokenizer:
             whole_within(f"token id at position {position}", token_id, 0, MAX_TOKEN_ID)
             for position, token_id in enumerate(token_ids)
         ]
+        return self.decode_window(ids, skip_special_tokens=skip_special_tokens)
+
+    def decode_window(self, token_ids: list[int], *, skip_special_tokens: bool = True) -> str:
+        """``decode`` for ids that are known to be ids: of a detokenizer, once for every token."""
         text = self.backend.decode(
-            ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
+            token_ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
         )
         return str(text)
 

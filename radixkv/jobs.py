@@ -1,0 +1,59 @@
+"""Jobs: calls that need several rounds of requests, written once for the blocking and the asynchronous front.
+
+A job is a generator. It yields requests, and gets back their answers, by request id, once all have ended; its
+return value is the call's. It touches the service only between steps, because whoever drives it goes on with
+it only there. Where a request fails, its error is raised inside the job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import replace
+from typing import TypeAlias, TypeVar
+
+from radixkv.answer import Answer
+from radixkv.errors import ConfigError, InvalidRequestError, PinBudgetExceeded
+from radixkv.outputs import PrefillInfo, Score
+from radixkv.sampling import SamplingParams
+from radixkv.sequence import Request
+from radixkv.service import Service
+
+T = TypeVar("T")
+Job: TypeAlias = Generator[Sequence[Request], Mapping[int, Answer], T]
+
+
+def prefill_job(service: Service, prefix: object, pin: bool) -> Job[PrefillInfo]:
+    """Compute ``prefix``; hold it where ``pin``. Raises ``PinBudgetExceeded`` before any work where the
+    budget could never allow it."""
+    if pin and not service.config.prefix_cache:
+        raise ConfigError("there is nothing to pin: the model was opened with prefix_cache=False")
+    request = service.request(prefix, SamplingParams(max_tokens=0), "prefix")
+    num_pages = -(-len(request.prompt_ids) // service.config.page_size)
+    if pin and num_pages > service.config.max_pinned_pages:
+        raise PinBudgetExceeded(num_pages, service.config.max_pinned_pages)
+    answers = yield [request]
+    usage = answers[request.request_id].usage
+    held = service.engine.kv.pin(request.prompt_ids) if pin else None
+    return PrefillInfo(usage.prompt_tokens, usage.cached_tokens, held)
+
+
+def score_job(service: Service, prompt: object, continuations: object) -> Job[list[Score]]:
+    """Log-probabilities of each continuation after ``prompt``, which is computed once."""
+    if isinstance(continuations, str) or not isinstance(continuations, (list, tuple)):
+        raise InvalidRequestError(
+            f"continuations must be a list of texts or token ids, got {type(continuations).__name__}"
+        )
+    head = service.request(prompt, SamplingParams(max_tokens=0), "prompt")
+    requests = [
+        service.continuation(head.prompt_ids, continuation, index)
+        for index, continuation in enumerate(continuations)
+    ]
+    if len(requests) > 1 and len(head.prompt_ids) > 1:
+        # All but its last token, which every continuation computes for its own first logits.
+        yield [replace(head, prompt_ids=head.prompt_ids[:-1])]
+    answers = yield requests
+    scores = []
+    for request in requests:
+        ids = request.prompt_ids[len(head.prompt_ids) :]
+        scores.append(Score(tuple(ids.tolist()), answers[request.request_id].prompt_logprobs))
+    return scores

@@ -1,0 +1,152 @@
+"""Service: an engine with its tokenizer, and all that is done with them between two steps. ``LLM`` and
+``AsyncLLM`` are two ways to drive one."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from radixkv.config import EngineConfig, ModelSpec
+from radixkv.engine import Engine
+from radixkv.errors import ConfigError, InvalidRequestError, MisuseError
+from radixkv.executor.base import ModelExecutor
+from radixkv.explain import explain_prompt
+from radixkv.kv.manager import FlushReport, Pin
+from radixkv.outputs import PrefillInfo, PromptExplanation
+from radixkv.plain import shown
+from radixkv.prompts import prompt_ids, with_index
+from radixkv.sampling import SamplingParams
+from radixkv.sched.limits import refuse_unfit
+from radixkv.sequence import Request
+from radixkv.text import Tokenizer
+from radixkv.types import TokenIds
+
+
+class Service:
+    """Not thread-safe, and never called while a step runs: who drives it sees to that."""
+
+    def __init__(
+        self,
+        executor: ModelExecutor,
+        tokenizer: Tokenizer | None,
+        config: EngineConfig,
+        *,
+        load: Mapping[str, float],
+        sizing: Mapping[str, Any],
+    ) -> None:
+        """``load``: seconds by phase; ``sizing``: why the store is as large as it is. Both go into ``stats``.
+        Raises ``ConfigError`` where ``config`` does not fit the executor."""
+        self.tokenizer = tokenizer
+        self.spec: ModelSpec = executor.spec
+        self.config = config
+        self.engine = Engine.build(config, executor)
+        self.pause: Callable[[], None] = _no_pause
+        """Called before each prompt that is looked at; may raise, to stop a long list of them."""
+        self._load = dict(load)
+        self._sizing = dict(sizing)
+        self._request_ids = itertools.count()
+
+    @classmethod
+    def over(cls, executor: ModelExecutor, tokenizer: Any | None, config: EngineConfig) -> Service:
+        """A service over an executor that exists already. ``tokenizer``: a ``Tokenizer`` or what it wraps.
+        Raises ``ConfigError`` where ``config`` is none or does not fit the executor."""
+        if not isinstance(config, EngineConfig):
+            raise ConfigError(f"config must be an EngineConfig, got {shown(config)}")
+        if tokenizer is not None and not isinstance(tokenizer, Tokenizer):
+            tokenizer = Tokenizer(tokenizer)
+        return cls(executor, tokenizer, config, load={}, sizing={"sized_by": "config"})
+
+    # Requests
+
+    def next_request_id(self) -> int:
+        return next(self._request_ids)
+
+    def request(
+        self,
+        prompt: object,
+        sampling: SamplingParams,
+        what: str,
+        index: int | None = None,
+        request_id: int | None = None,
+    ) -> Request:
+        """A request that is known to fit, or ``InvalidRequestError`` (or a kind of it) that names ``what`` and
+        ``index``."""
+        self.pause()
+        try:
+            return self._fitting(
+                prompt_ids(prompt, self.tokenizer, self.spec.vocab_size), sampling, request_id=request_id
+            )
+        except InvalidRequestError as error:
+            raise with_index(error, what, index) from error.__cause__
+
+    def continuation(self, head: TokenIds, continuation: object, index: int) -> Request:
+        """A request that scores ``continuation`` behind ``head``; raises as ``request`` does."""
+        self.pause()
+        try:
+            tail = prompt_ids(continuation, self.tokenizer, self.spec.vocab_size, add_special_tokens=False)
+            return self._fitting(
+                np.concatenate([head, tail]), SamplingParams(max_tokens=0), logprob_start=len(head)
+            )
+        except InvalidRequestError as error:
+            raise with_index(error, "continuation", index) from error.__cause__
+
+    def _fitting(
+        self,
+        ids: TokenIds,
+        sampling: SamplingParams,
+        *,
+        logprob_start: int | None = None,
+        request_id: int | None = None,
+    ) -> Request:
+        request = Request(
+            request_id=self.next_request_id() if request_id is None else request_id,
+            prompt_ids=ids,
+            sampling=sampling,
+            logprob_start=logprob_start,
+        )
+        try:
+            refuse_unfit(request, self.config, self.spec)
+        except InvalidRequestError as error:
+            name = f"request {request.request_id}"  # the caller knows an index, not this number
+            raise type(error)(str(error).removeprefix(name).lstrip(": ")) from None
+        return request
+
+    # What needs no step
+
+    def unpin(self, pin: Pin) -> None:
+        """Let go of a pin; what is no receipt of this service raises ``MisuseError``."""
+        if isinstance(pin, PrefillInfo):
+            raise MisuseError("unpin takes the pin of what prefill returned (info.pin), not all of it")
+        self.engine.kv.unpin(pin)
+
+    def explain(self, prompt: object) -> PromptExplanation:
+        """How much of ``prompt`` the cache holds, and why not more. Changes nothing."""
+        request = self.request(prompt, SamplingParams(max_tokens=0), "prompt")
+        return explain_prompt(self.engine.kv, request.prompt_ids, self.tokenizer)
+
+    def flush(self) -> FlushReport:
+        """Forget every prefix; pins are dropped."""
+        return self.engine.kv.flush()
+
+    def check(self) -> None:
+        """Raise ``InternalError`` where an invariant of engine or ledger does not hold."""
+        self.engine.check()
+
+    def stats(self) -> dict[str, Any]:
+        """Counters by part: ``load`` (seconds by phase), ``store`` (its size and why), and the engine's
+        ``scheduler``, ``kv`` and ``executor``."""
+        store = {
+            "num_pages": self.config.num_pages,
+            "page_size": self.config.page_size,
+            "num_tokens": self.config.num_pages * self.config.page_size,
+            "max_pinned_tokens": self.config.max_pinned_pages * self.config.page_size,
+            **self._sizing,
+        }
+        return {"model": self.spec.name, "load": dict(self._load), "store": store, **self.engine.stats()}
+
+
+def _no_pause() -> None:
+    """Nobody wants to stop in between."""
