@@ -15,8 +15,8 @@ class Detokenizer:
     """The pieces that ``push`` and ``end`` give, joined, are ``tokenizer.decode`` of all ids.
 
     No piece ends in half a character. Only a window of the last few ids is decoded each time, so a token
-    costs the same however many came before it; the ids kept at the window's front serve those decoders that treat
-    the first token of a text differently. Two things are held back:
+    costs the same however many came before it; the ids kept at the window's front serve those decoders that
+    treat the first token of a text differently. Two things are held back:
 
     - a replacement character at the end of the window: a byte-level tokenizer has written the first bytes of
       a character there, and the next token may bring the others;

@@ -72,7 +72,7 @@ class Service:
         index: int | None = None,
         request_id: int | None = None,
     ) -> Request:
-        """A request that is known to fit, or ``InvalidRequestError`` (or a kind of it) that names ``what`` and
+        """A request that is known to fit, or ``InvalidRequestError`` (or a kind of it) with ``what`` and
         ``index``."""
         self.pause()
         try:
