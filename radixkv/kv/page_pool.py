@@ -74,17 +74,14 @@ class PagePool:
 
     def incref(self, pages: PageIds) -> None:
         """One holder more for each of ``pages``, which are live (P2) and distinct (P3)."""
-        if len(pages) == 0:
-            return
-        self._check_call(pages)
-        self._count[pages] += 1
+        if len(pages):
+            self._count[pages] = self._counts_of(pages) + 1
 
     def decref(self, pages: PageIds) -> None:
         """One holder less for each of ``pages``; those without a holder are free again."""
         if len(pages) == 0:
             return
-        self._check_call(pages)
-        left = self._count[pages] - 1
+        left = self._counts_of(pages) - 1
         self._count[pages] = left
         freed = pages[left == 0]
         if len(freed):
@@ -92,22 +89,24 @@ class PagePool:
             self._stack[top : top + len(freed)] = freed[::-1]
             self._num_free = top + len(freed)
 
-    def _check_call(self, pages: PageIds) -> None:
+    def _counts_of(self, pages: PageIds) -> NDArray[np.int32]:
+        """Counts of ``pages``, of which there is at least one, once P2 and P3 are known to hold."""
         if pages.dtype != np.int32 or pages.ndim != 1:
             raise MisuseError(f"page ids are a flat int32 array, got {pages.dtype} of shape {pages.shape}")
-        if len(pages) == 1:  # the common case, at a fifth of the cost
-            page = int(pages[0])
-            if 0 <= page < self.num_pages and self._count[page] >= 1:
-                return
-        if int(pages.view(np.uint32).max()) >= self.num_pages:
-            raise MisuseError(f"page ids must lie in 0..{self.num_pages - 1}, got {_some(pages)}")
-        if int(self._count[pages].min()) < 1:
-            raise MisuseError(f"P2: page {int(pages[self._count[pages].argmin()])} is free already")
+        try:
+            counts: NDArray[np.int32] = self._count[
+                pages.view(np.uint32)
+            ]  # as unsigned: none counts from behind
+        except IndexError:
+            raise MisuseError(f"page ids must lie in 0..{self.num_pages - 1}, got {_some(pages)}") from None
+        if np.count_nonzero(counts) < len(pages):
+            raise MisuseError(f"P2: page {int(pages[counts.argmin()])} is free already")
         if len(pages) > 1:
             order = np.arange(len(pages), dtype=np.int32)
             self._mark[pages] = order
-            if not np.array_equal(self._mark[pages], order):
+            if np.count_nonzero(self._mark[pages] != order):
                 raise MisuseError(f"P3: a page stands twice in one call: {_some(pages)}")
+        return counts
 
     def check(self) -> None:
         """Verify P1 from scratch; raises ``InternalError``."""
