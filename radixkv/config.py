@@ -8,8 +8,10 @@ from typing import Literal, TypeAlias, get_args
 from radixkv.errors import ConfigError
 from radixkv.plain import plain_real, plain_whole, shown
 
-PolicyName: TypeAlias = Literal["fcfs", "lpm"]
+PolicyName: TypeAlias = Literal["fcfs", "lpm", "dfs-weight", "lof", "priority", "random"]
 POLICIES: tuple[str, ...] = get_args(PolicyName)
+EvictionPolicyName: TypeAlias = Literal["lru", "lfu", "slru", "fifo", "priority", "cost"]
+EVICTION_POLICIES: tuple[str, ...] = get_args(EvictionPolicyName)
 MAX_PAGE_SIZE = 256
 MAX_SETTING = 2**31 - 1
 """Largest of every whole setting: ids and counts of pages are int32."""
@@ -31,7 +33,21 @@ class EngineConfig:
     decode_reserve_tokens: int = 32
     """Room beyond its prompt that a request must find at admission (less where its max_tokens is less)."""
     policy: PolicyName = "lpm"
-    """Order of the waiting queue: ``fcfs`` or ``lpm`` (longest cached prefix first)."""
+    """Order of the waiting queue. ``fcfs``: first come, first served. ``lpm``: longest cached prefix first.
+    ``dfs-weight``: the cached prefixes depth first, the one that more requests wait for before the others.
+    ``lof``: longest output (``max_tokens``) first. ``priority``: highest ``Request.priority`` first.
+    ``random``: by ``policy_seed`` and number of arrival. D4 bounds them all."""
+    policy_seed: int = 0
+    """Of the order ``random``."""
+    priority_preemption: bool = True
+    """With policy ``priority``: a request that finds no place or pages takes those of running ones of lower
+    priority. Without it, it waits until one ends."""
+    max_waiting: int | None = None
+    """Requests that may wait at once, preempted ones among them; one more is refused (``QueueFullError``).
+    ``None``: no limit."""
+    queue_timeout_s: float | None = None
+    """A request that has waited longer for its first admission ends with ``timeout``, and is not computed.
+    ``None``: it waits as long as it takes. ``Request.queue_timeout_s`` goes before this."""
     max_skips: int = 64
     """At most this many later arrivals may overtake a waiting request."""
     max_wait_s: float = 30.0

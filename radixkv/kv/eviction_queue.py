@@ -1,69 +1,86 @@
-"""EvictionQueue: candidates for eviction in order of recency, at most one entry per page."""
+"""EvictionQueue: candidates for eviction by sort key, at most one valid entry per page."""
 
 from __future__ import annotations
 
-from heapq import heappop, heappush, heapreplace
+from heapq import heapify, heappop, heappush, heapreplace
 
 import numpy as np
 from numpy.typing import NDArray
 
 _PAGE_BITS = 31
 _PAGE_MASK = (1 << _PAGE_BITS) - 1
+_SPARE = 64
 
 
 class EvictionQueue:
-    """A heap of ``(recency, page)``, corrected lazily.
+    """A heap of ``(key, page)``, corrected lazily.
 
-    An entry's recency may lag behind the page's (recency only grows), never run ahead; ``pop`` compares the
-    first entry with the page's present recency and, if it lags, puts the page where it belongs. So a
-    cache hit costs the queue nothing, and taking the least recent page costs O(log n) amortised: one
-    correction at most for each time a page was used. Each page has one entry at most, so the heap never
-    outgrows the pool.
+    An entry's key may lag behind the page's (while a page is in the tree its key only grows), never run
+    ahead; ``pop`` compares the first entry with the page's present key and, if it lags, puts the page where
+    it belongs. So a cache hit costs the queue nothing, and taking the first page costs O(log n) amortised:
+    one correction at most for each time a page was used.
+
+    A page that left the tree and came back may have a smaller key than its entry; ``push`` then makes a new
+    entry, and the old one is dropped when met. The heap is rebuilt before such entries outnumber the valid
+    ones, so it never outgrows the pool by more than a constant factor.
     """
 
     def __init__(self) -> None:
-        self._heap: list[int] = []  # recency and page in one int: compared at a third of a tuple's cost
-        self._queued: set[int] = set()
+        self._heap: list[int] = []  # key and page in one int: compared at a third of a tuple's cost
+        self._entry_of: dict[int, int] = {}
 
     def __len__(self) -> int:
-        return len(self._heap)
+        return len(self._entry_of)
 
-    def __contains__(self, page: int) -> bool:
-        return page in self._queued
+    def key_of(self, page: int) -> int | None:
+        """The key under which ``page`` is a candidate; ``None`` if it is none."""
+        entry = self._entry_of.get(page)
+        return None if entry is None else entry >> _PAGE_BITS
 
-    def push(self, page: int, recency: int) -> None:
-        """Make ``page`` a candidate; does nothing if it is one already."""
-        if page not in self._queued:
-            self._queued.add(page)
-            heappush(self._heap, recency << _PAGE_BITS | page)
+    def push(self, page: int, key: int) -> None:
+        """Make ``page`` a candidate; does nothing if it is one already with a key no larger."""
+        entry = key << _PAGE_BITS | page
+        known = self._entry_of.get(page)
+        if known is not None:
+            if known <= entry:
+                return
+            if len(self._heap) > 2 * len(self._entry_of) + _SPARE:
+                self._heap = list(self._entry_of.values())
+                heapify(self._heap)
+        self._entry_of[page] = entry
+        heappush(self._heap, entry)
 
     def pop(
-        self, is_tail: NDArray[np.bool_], ref_count: NDArray[np.int32], recency: NDArray[np.int64]
+        self, is_tail: NDArray[np.bool_], ref_count: NDArray[np.int32], keys: NDArray[np.int64]
     ) -> int | None:
-        """Remove and return the page to evict next: the least recently used one that ends a leaf and is
-        idle, all three arrays by page id; ``None`` when there is none. Entries of other pages that come
-        before it are dropped on the way."""
-        heap, queued = self._heap, self._queued
+        """Remove and return the page to evict next: the one of the smallest key (then of the smallest id)
+        that ends a leaf and is idle, all three arrays by page id; ``None`` when there is none. Entries of
+        other pages that come before it are dropped on the way."""
+        heap, entry_of = self._heap, self._entry_of
         while heap:
             entry = heap[0]
             page = entry & _PAGE_MASK
+            if entry_of.get(page) != entry:
+                heappop(heap)
+                continue
             if ref_count.item(page) != 1 or not is_tail.item(page):
                 heappop(heap)
-                queued.remove(page)
+                del entry_of[page]
                 continue
-            present = recency.item(page) << _PAGE_BITS | page
+            present = keys.item(page) << _PAGE_BITS | page
             if present != entry:
                 heapreplace(heap, present)
+                entry_of[page] = present
                 continue
             heappop(heap)
-            queued.remove(page)
+            del entry_of[page]
             return page
         return None
 
-    def first_recency(self) -> int | None:
-        """Recency of the first entry; ``None`` when there is none."""
+    def first_key(self) -> int | None:
+        """A lower bound of the keys of all candidates; ``None`` when there is none."""
         return self._heap[0] >> _PAGE_BITS if self._heap else None
 
     def clear(self) -> None:
         self._heap.clear()
-        self._queued.clear()
+        self._entry_of.clear()

@@ -1,0 +1,193 @@
+"""EvictionOrder: what is known of each page's use, and which page goes next."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from radixkv.config import EvictionPolicyName
+from radixkv.histogram import Histogram
+from radixkv.kv.eviction_policy import PathUse, key_of, lru
+from radixkv.kv.eviction_queue import EvictionQueue
+from radixkv.kv.invariant import require
+from radixkv.types import PageIds
+
+_LOWEST = -(2**63)
+_BATCH = 256
+_LONGEST_USES = 2**32
+
+
+class EvictionOrder:
+    """Arrays by page id, written when a path is used, and the queue of candidates.
+
+    The tree tells it what happened (``used``, ``opened``, ``closed``, ``evicted``) and asks it who goes next
+    (``next_victim``, ``num_victims``); nothing else of the tree knows a policy. Another order, one whose
+    keys may fall or that keeps several queues, is another class with these methods.
+
+    T5: what is kept per page never rises along a path; a candidate's entry in the queue is never ahead of
+        its key.
+    """
+
+    def __init__(self, policy: EvictionPolicyName, page_size: int) -> None:
+        self.policy: EvictionPolicyName = policy
+        self.now = 0
+        """The number of the last use."""
+        self._key = key_of(policy)
+        self._is_lru = self._key is lru
+        self._page_size = page_size
+        self._floor = 0
+        self._queue = EvictionQueue()
+        self._is_tail = np.zeros(0, np.bool_)
+        self._last_use = np.zeros(0, np.int64)
+        self._hits = np.zeros(0, np.int64)
+        self._priorities = np.zeros(0, np.int64)
+        self._keys = self._last_use if self._is_lru else np.zeros(0, np.int64)
+        self._ages = Histogram(1.0, _LONGEST_USES)
+        self._gaps = Histogram(1.0, _LONGEST_USES)
+        self._new_gaps: list[int] = []
+        self._new_ages: list[int] = []
+
+    def __len__(self) -> int:
+        """Candidates, those included that are held and not met yet."""
+        return len(self._queue)
+
+    def make_room(self, num_pages: int) -> None:
+        """Ids up to ``num_pages - 1`` can be told of from now on."""
+        more = num_pages - len(self._is_tail)
+        self._is_tail = np.concatenate((self._is_tail, np.zeros(more, np.bool_)))
+        self._last_use = np.concatenate((self._last_use, np.zeros(more, np.int64)))
+        if self._is_lru:
+            self._keys = self._last_use
+            return
+        self._hits = np.concatenate((self._hits, np.zeros(more, np.int64)))
+        self._priorities = np.concatenate((self._priorities, np.zeros(more, np.int64)))
+        self._keys = np.concatenate((self._keys, np.zeros(more, np.int64)))
+
+    # ---- told by the tree -------------------------------------------------------------------------------
+
+    def matched(self, pages: PageIds, partial_page: int | None, priority: int) -> None:
+        """A match found these pages, a path from a root."""
+        self.now += 1
+        deepest = partial_page
+        if deepest is None and len(pages):
+            deepest = pages.item(-1)
+        if deepest is None:
+            return
+        self._new_gaps.append(self.now - self._last_use.item(deepest))
+        if len(self._new_gaps) >= _BATCH:
+            self._record()
+        self._last_use[pages] = self.now
+        if partial_page is not None:
+            self._last_use[partial_page] = self.now
+        if not self._is_lru:
+            path = pages if partial_page is None else np.append(pages, np.int32(partial_page))
+            self._hits[path] += 1
+            self._use(path, 0, priority)
+
+    def inserted(self, pages: PageIds, partial_page: int | None, num_new: int, priority: int) -> None:
+        """An insert used these pages, a path from a root; the last ``num_new`` of it are new."""
+        self.now += 1
+        self._last_use[pages] = self.now
+        if partial_page is not None:
+            self._last_use[partial_page] = self.now
+        if not self._is_lru:
+            path = pages if partial_page is None else np.append(pages, np.int32(partial_page))
+            new = path[len(path) - num_new :]
+            self._hits[new] = 0
+            self._priorities[new] = _LOWEST
+            self._keys[new] = _LOWEST
+            self._use(path, num_new, priority)
+
+    def _use(self, path: PageIds, num_new: int, priority: int) -> None:
+        self._floor += 1
+        self._priorities[path] = np.maximum(self._priorities[path], priority)
+        use = PathUse(
+            self.now, num_new, self._hits[path], self._priorities[path], self._page_size, self._floor
+        )
+        self._keys[path] = np.maximum(self._keys[path], self._key(use))
+
+    def opened(self, page: int) -> None:
+        """``page`` ends a leaf from now on."""
+        self._is_tail[page] = True
+        self._queue.push(page, self._keys.item(page))
+
+    def closed(self, pages: PageIds | int) -> None:
+        """These end no leaf any more, or have left the tree."""
+        self._is_tail[pages] = False
+
+    def became_idle(self, pages: PageIds) -> None:
+        """The tree alone holds these from now on. Those that end no leaf are passed over."""
+        pages = pages[pages < len(self._is_tail)]
+        for page in pages[self._is_tail[pages]].tolist():
+            self._queue.push(page, self._keys.item(page))
+
+    def evicted(self, pages: PageIds) -> None:
+        """These go now, in this order."""
+        if len(pages) == 1:  # the common case, at a third of the cost
+            self._new_ages.append(self.now - self._last_use.item(pages.item(0)))
+        else:
+            self._new_ages += (self.now - self._last_use[pages]).tolist()
+        if len(self._new_ages) >= _BATCH:
+            self._record()
+        if not self._is_lru:
+            self._floor = max(self._floor, self._keys.item(pages.item(-1)))
+
+    def clear(self) -> None:
+        """No page is in the tree any more."""
+        self._queue.clear()
+        self._is_tail[:] = False
+
+    # ---- asked by the tree ------------------------------------------------------------------------------
+
+    def next_victim(self, ref_count: NDArray[np.int32]) -> int | None:
+        """The idle page to go next, which ends a leaf; ``None`` when there is none. It is no candidate any
+        more: evict it. Held pages are dropped when met; ``became_idle`` and ``opened`` put them back."""
+        return self._queue.pop(self._is_tail, ref_count, self._keys)
+
+    def num_victims(self, tail: PageIds, ref_count: NDArray[np.int32]) -> int:
+        """How many of ``tail``, which are a leaf's last pages from the end on, come next: idle ones that go
+        before every other candidate. The first is known to be the next victim."""
+        others = self._queue.first_key()
+        if others is None:
+            stop = ref_count[tail] != 1
+        else:
+            stop = (ref_count[tail] != 1) | (self._keys[tail] >= others)
+        stop[0] = False
+        return int(stop.argmax()) if stop.any() else len(tail)
+
+    # ---- reports ----------------------------------------------------------------------------------------
+
+    def _record(self) -> None:
+        self._gaps.record_many(self._new_gaps)
+        self._ages.record_many(self._new_ages)
+        self._new_gaps.clear()
+        self._new_ages.clear()
+
+    def check_tails(self, tails: PageIds) -> None:
+        """``tails``, ascending, are the last pages of all leaves."""
+        require(np.array_equal(np.flatnonzero(self._is_tail), tails), "T5", "tails of leaves are not marked")
+
+    def check_path(self, pages: PageIds, before: int | None) -> None:
+        """These stand on one path, behind the page ``before``."""
+        path = pages if before is None else np.append(np.int32(before), pages)
+        for what in (self._last_use, self._keys) if self._is_lru else self._kept:
+            kept = what[path]
+            require(bool((np.diff(kept) <= 0).all()), "T5", f"pages {path.tolist()}, {kept.tolist()}")
+        require(int(self._last_use[pages].max()) <= self.now, "T5", f"pages {pages.tolist()} used in future")
+
+    @property
+    def _kept(self) -> tuple[NDArray[np.int64], ...]:
+        return (self._last_use, self._keys, self._hits, self._priorities)
+
+    def check_candidate(self, page: int) -> None:
+        """``page`` is idle and ends a leaf."""
+        key = self._queue.key_of(page)
+        present = int(self._keys[page])
+        require(key is not None, "T5", f"an idle leaf cannot be evicted: its last page is {page}")
+        require(key is not None and key <= present, "T5", f"page {page} stands at {key}, belongs at {present}")
+
+    def stats(self) -> dict[str, dict[str, int | float]]:
+        """Histograms, in uses of the tree (matches and inserts): ``age_at_eviction_uses``, of each evicted
+        page since its last use; ``reuse_gap_uses``, of each hit since the last use of its deepest page."""
+        self._record()
+        return {"age_at_eviction_uses": self._ages.stats(), "reuse_gap_uses": self._gaps.stats()}
