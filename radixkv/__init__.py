@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from radixkv.async_llm import AsyncLLM
     from radixkv.config import EngineConfig, ModelSpec
     from radixkv.errors import (
         ConfigError,
@@ -26,17 +27,21 @@ if TYPE_CHECKING:
         RequestTooLargeError,
         UnsupportedModelError,
     )
+    from radixkv.generation import Generation
     from radixkv.llm import LLM
-    from radixkv.outputs import Output, PrefillInfo, PromptExplanation, Score, Usage
+    from radixkv.outputs import Delta, Output, PrefillInfo, PromptExplanation, Score, Usage
     from radixkv.sampling import SamplingParams
     from radixkv.text import Tokenizer
 
 __all__ = [
     "LLM",
+    "AsyncLLM",
     "ConfigError",
+    "Delta",
     "DuplicateRequestError",
     "EngineConfig",
     "EngineDeadError",
+    "Generation",
     "InternalError",
     "InvalidRequestError",
     "MisuseError",
@@ -58,9 +63,11 @@ __all__ = [
 ]
 
 _HOMES = {
+    "async_llm": ("AsyncLLM",),
     "config": ("EngineConfig", "ModelSpec"),
+    "generation": ("Generation",),
     "llm": ("LLM",),
-    "outputs": ("Output", "PrefillInfo", "PromptExplanation", "Score", "Usage"),
+    "outputs": ("Delta", "Output", "PrefillInfo", "PromptExplanation", "Score", "Usage"),
     "sampling": ("SamplingParams",),
     "text": ("Tokenizer",),
 }

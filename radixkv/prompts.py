@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from radixkv.types import TokenIds
 
 Prompt: TypeAlias = str | Sequence[int] | NDArray[np.integer[Any]]
 """One prompt: text, or token ids as a list, a tuple or a flat array of whole numbers."""
+T = TypeVar("T")
 Prompts: TypeAlias = Prompt | Sequence[Prompt]
 
 
@@ -60,6 +61,17 @@ def prompt_ids(
         position = int(np.flatnonzero((ids < 0) | (ids >= vocab_size))[0])
         raise _outside(int(ids[position]), position, vocab_size)
     return ids.astype(np.int32)
+
+
+def copied(prompt: T) -> T:
+    """A copy of a prompt, or of a list of them, for somebody who reads it later; other things as they are."""
+    result: Any = prompt
+    if isinstance(prompt, np.ndarray):
+        result = prompt.copy()
+    elif isinstance(prompt, (list, tuple)):
+        nested = len(prompt) > 0 and isinstance(prompt[0], (list, np.ndarray, tuple))
+        result = type(prompt)([copied(item) for item in prompt]) if nested else type(prompt)(prompt)
+    return cast(T, result)
 
 
 def params_list(params: object, num_prompts: int, one: bool) -> list[SamplingParams]:

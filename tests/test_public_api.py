@@ -15,10 +15,13 @@ from radixkv import errors
 
 PUBLIC: dict[str, set[str]] = {
     "radixkv": {
+        "AsyncLLM",
         "ConfigError",
+        "Delta",
         "DuplicateRequestError",
         "EngineConfig",
         "EngineDeadError",
+        "Generation",
         "InternalError",
         "InvalidRequestError",
         "LLM",

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
+from radixkv.async_llm import AsyncLLM
 from radixkv.config import EngineConfig
 from radixkv.llm import LLM
 from radixkv.testing import FakeExecutor
 from radixkv.text import Tokenizer
 
 VOCAB_SIZE = 200
+T = TypeVar("T")
 
 
 def word_tokenizer(*, adds_bos: bool = False) -> Tokenizer:
@@ -61,3 +65,37 @@ def assert_idle(llm: LLM) -> None:
     assert not llm.engine.has_work
     stats = llm.stats()["kv"]
     assert stats["num_pages_used"] == stats["num_pages_pinned"]
+
+
+def fake_async_llm(
+    *,
+    num_pages: int = 64,
+    page_size: int = 4,
+    tokenizer: Tokenizer | None = None,
+    executor: FakeExecutor | None = None,
+    **config: Any,
+) -> tuple[AsyncLLM, FakeExecutor]:
+    """As ``fake_llm``, for the asynchronous front."""
+    executor = executor or FakeExecutor(
+        num_pages=num_pages, page_size=page_size, vocab_size=VOCAB_SIZE, max_positions=10_000
+    )
+    settings = EngineConfig(num_pages=num_pages, page_size=page_size, **config)
+    return AsyncLLM.from_executor(executor, tokenizer or word_tokenizer(), config=settings), executor
+
+
+async def assert_async_idle(llm: AsyncLLM) -> None:
+    """Nothing runs, nothing is held but by the tree, every invariant holds."""
+    await llm.check()
+    stats = await llm.stats()
+    assert stats["front"]["num_live"] == 0
+    assert stats["scheduler"]["num_running"] == stats["scheduler"]["num_waiting"] == 0
+    assert stats["kv"]["num_pages_used"] == stats["kv"]["num_pages_pinned"]
+
+
+def run(coroutine: Coroutine[Any, Any, T]) -> T:
+    """``asyncio.run`` with a guard: what hangs fails instead. No test measures this time."""
+
+    async def guarded() -> T:
+        return await asyncio.wait_for(coroutine, 60)
+
+    return asyncio.run(guarded())

@@ -1,0 +1,192 @@
+"""AsyncLLM: the asynchronous front. One thread steps the engine; event loops wait for what it says."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import weakref
+from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
+from functools import partial
+from types import TracebackType
+from typing import Any, TypeVar, Unpack
+
+from radixkv.config import EngineConfig
+from radixkv.engine_thread import EngineThread
+from radixkv.errors import EngineDeadError, InvalidRequestError
+from radixkv.executor.base import ModelExecutor
+from radixkv.executor.loaded_model import LoadedModel
+from radixkv.generation import Generation
+from radixkv.job_task import JobTask
+from radixkv.jobs import Job, prefill_job, score_job
+from radixkv.kv.manager import FlushReport, Pin
+from radixkv.opening import OpenOptions, open_service
+from radixkv.outputs import PrefillInfo, PromptExplanation, Score
+from radixkv.plain import shown
+from radixkv.prompts import Prompt, copied
+from radixkv.sampling import SamplingParams
+from radixkv.sequence import Request
+from radixkv.service import Service
+
+T = TypeVar("T")
+
+
+class AsyncLLM:
+    """A model, its tokenizer and its cache, for many callers at once, on one event loop or several.
+
+    ``await llm.generate(prompt)`` gives the whole ``Output``; ``async for delta in llm.generate(prompt)``
+    gives it piece by piece. All that runs at a time shares the engine's steps. A loop is never held up:
+    prompts are encoded, steps taken and texts made on the engine's own thread. Everything else that can be
+    awaited here is done by that thread between two steps.
+
+    If the engine dies, whoever waits gets ``EngineDeadError`` with the cause; so does every later call. Close
+    it with ``async with``, ``await aclose()``, or ``close()``: the thread ends, and whoever still waits gets
+    ``EngineDeadError``. Dropping the last reference, or leaving Python, closes it too. In a forked child
+    every call raises ``MisuseError``.
+    """
+
+    def __init__(self, model: str | os.PathLike[str] | LoadedModel, **options: Unpack[OpenOptions]) -> None:
+        """Load ``model``, as ``LLM`` does, with the same options. It returns when all is loaded; inside a
+        coroutine, ``await asyncio.to_thread(AsyncLLM, model)``."""
+        self._set_up(open_service(model, **options))
+
+    @classmethod
+    def from_executor(
+        cls, executor: ModelExecutor, tokenizer: Any | None = None, *, config: EngineConfig
+    ) -> AsyncLLM:
+        """An AsyncLLM over an executor that exists already. ``tokenizer``: a ``Tokenizer`` or what it wraps.
+        Raises ``ConfigError`` where ``config`` is none or does not fit the executor."""
+        llm = cls.__new__(cls)
+        llm._set_up(Service.over(executor, tokenizer, config))
+        return llm
+
+    def _set_up(self, service: Service) -> None:
+        self.tokenizer = service.tokenizer
+        self.spec = service.spec
+        self.config = service.config
+        self._next_request_id = service.next_request_id
+        self._thread = EngineThread(service, "this AsyncLLM")
+        weakref.finalize(self, _close, self._thread)
+
+    # Generate
+
+    def generate(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Generation:
+        """One prompt, text or token ids; run several with ``asyncio.gather``. What is wrong with the prompt
+        is raised where the result is awaited. See ``Generation``."""
+        self._thread.refuse_fork()
+        sampling = SamplingParams() if sampling_params is None else sampling_params
+        if not isinstance(sampling, SamplingParams):
+            raise InvalidRequestError(f"sampling_params must be SamplingParams, got {shown(sampling)}")
+        return Generation(self._thread, self, copied(prompt), sampling, self._next_request_id())
+
+    def abort(self, request_id: int) -> None:
+        """End a generation (by its ``request_id``) before the next step; it gives what it has, with the
+        finish reason ``abort``. From any thread. Does nothing where it has not begun, or has ended."""
+        self._thread.abort(request_id)
+
+    # Prefixes
+
+    async def prefill(self, prefix: Prompt, pin: bool = False) -> PrefillInfo:
+        """As ``LLM.prefill``."""
+        held: list[Pin] = []
+        prefix = copied(prefix)
+
+        def job(service: Service) -> Job[PrefillInfo]:
+            info = yield from prefill_job(service, prefix, pin)
+            if info.pin is not None:
+                held.append(info.pin)
+            return info
+
+        try:
+            return await self._run(job)
+        except asyncio.CancelledError:
+            self._forget(held)
+            raise
+
+    def _forget(self, held: list[Pin]) -> None:
+        """The receipt will not arrive: let go of what it stands for."""
+
+        def call(service: Service) -> None:
+            for pin in held:
+                service.unpin(pin)
+
+        loop = asyncio.get_running_loop()
+        task = JobTask(self._thread.mailbox(loop), loop.create_future(), partial(_job_of, call))
+        with suppress(EngineDeadError):
+            self._thread.submit(task)
+
+    async def unpin(self, pin: Pin) -> None:
+        """As ``LLM.unpin``."""
+        await self._call(lambda service: service.unpin(pin))
+
+    async def score(self, prompt: Prompt, continuations: Sequence[Prompt]) -> list[Score]:
+        """As ``LLM.score``."""
+        prompt, continuations = copied(prompt), copied(continuations)
+        return await self._run(lambda service: score_job(service, prompt, continuations))
+
+    async def explain(self, prompt: Prompt) -> PromptExplanation:
+        """As ``LLM.explain``."""
+        prompt = copied(prompt)
+        return await self._call(lambda service: service.explain(prompt))
+
+    async def flush(self) -> FlushReport:
+        """As ``LLM.flush``. What runs goes on, and what it computed before is not found again."""
+        return await self._call(lambda service: service.flush())
+
+    # Life
+
+    async def stats(self) -> dict[str, Any]:
+        """As ``LLM.stats``, and ``front``: how often the thread was woken and called a loop."""
+        return await self._call(lambda service: {**service.stats(), "front": self._thread.stats()})
+
+    async def check(self) -> None:
+        """Raise ``InternalError`` where an invariant of thread, engine or ledger does not hold."""
+
+        def check(service: Service) -> None:
+            service.check()
+            self._thread.check()
+
+        await self._call(check)
+
+    def close(self) -> None:
+        """End the thread after the step that runs, and wait for that. A second call does nothing."""
+        _close(self._thread)
+
+    async def aclose(self) -> None:
+        """``close`` without holding up the loop."""
+        self._thread.stop()
+        await asyncio.to_thread(self.close)
+
+    async def __aenter__(self) -> AsyncLLM:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def _call(self, call: Callable[[Service], T]) -> T:
+        """``call`` on the engine's thread, between two steps."""
+        return await self._run(partial(_job_of, call))
+
+    async def _run(self, make_job: Callable[[Service], Job[T]]) -> T:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+        task = JobTask(self._thread.mailbox(loop), future, make_job)
+        self._thread.submit(task)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self._thread.cancel(task)
+            raise
+
+
+def _job_of(call: Callable[[Service], T], service: Service) -> Generator[Sequence[Request], Any, T]:
+    """A call that needs no requests, as a job."""
+    yield ()
+    return call(service)
+
+
+def _close(thread: EngineThread) -> None:
+    thread.stop()
+    thread.join()

@@ -1,0 +1,146 @@
+"""Generation: one prompt's answer, to be iterated delta by delta or awaited as a whole."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator
+from dataclasses import replace
+
+from radixkv.engine_thread import EngineThread
+from radixkv.errors import MisuseError
+from radixkv.outputs import Delta, Output
+from radixkv.sampling import SamplingParams
+from radixkv.stream_task import StreamTask
+
+
+class Generation:
+    """``async for delta in generation`` gives what is new, piece by piece; ``await generation`` waits for the
+    whole ``Output``, also after some deltas were taken. The work begins with the first of these, on the loop
+    that runs then.
+
+    A consumer that is slower than the model gets larger deltas, and never holds up the engine: what it has
+    not taken yet is kept as one delta. Cancelling the task that waits, ``aclose``, and letting go of the last
+    reference all abort the request, once, before the engine's next step. Iterated on after that, or after
+    its end or an error, it gives nothing more. One task waits at a time; a second raises ``MisuseError``.
+    """
+
+    def __init__(
+        self, thread: EngineThread, owner: object, prompt: object, sampling: SamplingParams, request_id: int
+    ) -> None:
+        self.request_id = request_id
+        """For ``abort``."""
+        self._thread = thread
+        self._owner = owner  # lives as long as its generations
+        self._prompt = prompt
+        self._sampling = sampling
+        self._inbox: _Inbox | None = None
+        self._task: StreamTask | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def __aiter__(self) -> Generation:
+        return self
+
+    async def __anext__(self) -> Delta:
+        inbox = self._begin()
+        while inbox.delta is None and not inbox.is_over:
+            await self._more(inbox)
+        if inbox.delta is not None:
+            delta, inbox.delta = inbox.delta, None
+            return delta
+        if inbox.error is not None and not inbox.error_told:
+            inbox.error_told = True
+            raise inbox.error
+        raise StopAsyncIteration
+
+    def __await__(self) -> Generator[object, None, Output]:
+        return self._whole().__await__()
+
+    async def _whole(self) -> Output:
+        inbox = self._begin()
+        while not inbox.is_over:
+            await self._more(inbox)
+        if inbox.error is not None:
+            inbox.error_told = True
+            raise inbox.error
+        if inbox.output is None:
+            raise MisuseError("this generation was closed before its end")
+        return inbox.output
+
+    async def aclose(self) -> None:
+        """Abort the request if it runs. Called twice, or after the end, it does nothing."""
+        self._abandon()
+
+    def _begin(self) -> _Inbox:
+        loop = asyncio.get_running_loop()
+        if self._loop is not None and self._loop is not loop:
+            raise MisuseError("this generation began on another event loop")
+        if self._inbox is None:
+            inbox = _Inbox()
+            task = StreamTask(
+                self._thread.mailbox(loop), inbox, self._prompt, self._sampling, self.request_id
+            )
+            self._thread.submit(task)
+            self._inbox, self._task, self._loop = inbox, task, loop
+        return self._inbox
+
+    async def _more(self, inbox: _Inbox) -> None:
+        if inbox.waiter is not None:
+            raise MisuseError("another task waits for this generation already")
+        inbox.waiter = asyncio.get_running_loop().create_future()
+        try:
+            await inbox.waiter
+        except BaseException:
+            self._abandon()
+            raise
+        finally:
+            inbox.waiter = None
+
+    def _abandon(self) -> None:
+        inbox, task = self._inbox, self._task
+        if inbox is None:  # never begun, and never will be
+            self._inbox = inbox = _Inbox()
+        if not inbox.is_over:
+            inbox.is_over, inbox.delta = True, None
+            if task is not None:
+                self._thread.cancel(task)
+
+    def __del__(self) -> None:
+        if getattr(self, "_task", None) is not None:
+            self._abandon()
+
+
+class _Inbox:
+    """What has come and was not taken yet. Used on its loop's thread only."""
+
+    def __init__(self) -> None:
+        self.delta: Delta | None = None
+        self.output: Output | None = None
+        self.error: BaseException | None = None
+        self.error_told = False
+        self.is_over = False
+        """Nothing more will come, or nobody wants it."""
+        self.waiter: asyncio.Future[None] | None = None
+
+    def receive(self, delta: Delta) -> None:
+        if not self.is_over:
+            self.delta = delta if self.delta is None else _joined(self.delta, delta)
+            self._wake()
+
+    def finish(self, output: Output) -> None:
+        if not self.is_over:
+            self.output, self.is_over = output, True
+            self._wake()
+
+    def fail(self, error: BaseException) -> None:
+        if not self.is_over:
+            self.error, self.is_over = error, True
+            self._wake()
+
+    def _wake(self) -> None:
+        if self.waiter is not None and not self.waiter.done():
+            self.waiter.set_result(None)
+
+
+def _joined(first: Delta, second: Delta) -> Delta:
+    """Two deltas as one. The later one's counts and reasons hold."""
+    return replace(second, text=first.text + second.text, token_ids=first.token_ids + second.token_ids)

@@ -1,0 +1,71 @@
+"""StreamTask: one prompt on its way through the engine thread, delta by delta to its receiver."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Protocol
+
+from radixkv.answer import Answer, take_output
+from radixkv.mailbox import Mailbox
+from radixkv.outputs import Delta, Output
+from radixkv.sampling import SamplingParams
+from radixkv.sched.batch import SequenceOutput
+from radixkv.sequence import Request
+from radixkv.service import Service
+
+
+class Receiver(Protocol):
+    """Is called on its loop's thread only."""
+
+    def receive(self, delta: Delta) -> None: ...
+
+    def finish(self, output: Output) -> None: ...
+
+    def fail(self, error: BaseException) -> None: ...
+
+
+class StreamTask:
+    """Its methods are called by the engine thread, between two steps."""
+
+    def __init__(
+        self, mailbox: Mailbox, receiver: Receiver, prompt: object, sampling: SamplingParams, request_id: int
+    ) -> None:
+        self.mailbox = mailbox
+        self.request_id = request_id
+        self._receiver = receiver
+        self._prompt = prompt
+        self._sampling = sampling
+        self._answer: Answer | None = None
+
+    def start(self, service: Service) -> Sequence[Request]:
+        """The one request. Text is encoded here, so that no loop waits for a tokenizer and no two threads
+        ever use it at once."""
+        request = service.request(self._prompt, self._sampling, "prompt", request_id=self.request_id)
+        self._answer = Answer(request, service.tokenizer)
+        return [request]
+
+    def awaits(self, request_id: int) -> bool:
+        """Whether more is to come from this request."""
+        return self._answer is None or not self._answer.is_done
+
+    def take(self, service: Service, output: SequenceOutput) -> Sequence[Request]:
+        """Pass on what is new. No further requests. An error in making text is raised."""
+        answer = self._answer
+        assert answer is not None
+        delta = take_output(service.engine, answer, output)
+        if answer.error is not None:
+            self.fail(answer.error)
+            return ()
+        if delta.text or delta.token_ids or delta.finish_reason is not None:
+            self.mailbox.put(partial(self._receiver.receive, delta))
+        if answer.is_done:
+            self.mailbox.put(partial(self._receiver.finish, answer.output()))
+        return ()
+
+    def fail(self, error: BaseException) -> None:
+        """Tell the receiver; nothing follows."""
+        self.mailbox.put(partial(self._receiver.fail, error))
+
+    def close(self) -> None:
+        """Nobody waits any more."""
