@@ -76,6 +76,8 @@ class Service:
         ``index``."""
         self.pause()
         try:
+            if sampling.stop and self.tokenizer is None:
+                raise InvalidRequestError("stop strings need a tokenizer, and the model came without one")
             return self._fitting(
                 prompt_ids(prompt, self.tokenizer, self.spec.vocab_size), sampling, request_id=request_id
             )
