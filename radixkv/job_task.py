@@ -57,7 +57,7 @@ class JobTask(Generic[T]):
             while not requests:
                 requests = self._job.send({})
         except StopIteration as end:
-            self.mailbox.put(partial(_settle, self._future, end.value, None))
+            self._tell(end.value, None)
             return ()
         self._answers = {request.request_id: Answer(request, None) for request in requests}
         return requests
@@ -65,7 +65,10 @@ class JobTask(Generic[T]):
     def fail(self, error: BaseException) -> None:
         """Raise ``error`` where the result is awaited."""
         self.close()
-        self.mailbox.put(partial(_settle, self._future, None, error))
+        self._tell(None, error)
+
+    def _tell(self, value: Any, error: BaseException | None) -> None:
+        self.mailbox.put(partial(_settle, self._future, value, error), partial(_settle, self._future, None))
 
     def close(self) -> None:
         """Nobody waits any more."""

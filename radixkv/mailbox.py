@@ -17,14 +17,15 @@ class Mailbox:
         self.num_sent = 0
         """How often the loop was called."""
         self._lock = threading.Lock()
-        self._calls: list[Callable[[], None]] = []
+        self._calls: list[tuple[Callable[[], None], Callable[[BaseException], None]]] = []
         self._is_due = False
         """Whether the loop has been called and has not looked yet."""
 
-    def put(self, call: Callable[[], None]) -> None:
-        """Leave ``call`` for the loop's thread; ``send`` makes it look."""
+    def put(self, call: Callable[[], None], fail: Callable[[BaseException], None]) -> None:
+        """Leave ``call`` for the loop's thread; ``send`` makes it look. What it raises goes to ``fail``, so
+        that whoever waits for it is told, and the others' calls are made."""
         with self._lock:
-            self._calls.append(call)
+            self._calls.append((call, fail))
 
     def send(self) -> bool:
         """Call the loop, if there is anything for it and it has not been called. False where it is closed:
@@ -44,8 +45,8 @@ class Mailbox:
         with self._lock:
             calls, self._calls = self._calls, []
             self._is_due = False
-        for call in calls:
+        for call, fail in calls:
             try:
                 call()
-            except Exception as error:  # one receiver's trouble is not the others'
-                self.loop.call_exception_handler({"message": "a radixkv receiver raised", "exception": error})
+            except Exception as error:
+                fail(error)

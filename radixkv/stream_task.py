@@ -58,14 +58,19 @@ class StreamTask:
             self.fail(answer.error)
             return ()
         if delta.text or delta.token_ids or delta.finish_reason is not None:
-            self.mailbox.put(partial(self._receiver.receive, delta))
+            self.mailbox.put(partial(self._receiver.receive, delta), self._receiver.fail)
         if answer.is_done:
-            self.mailbox.put(partial(self._receiver.finish, answer.output()))
+            self.mailbox.put(partial(self._receiver.finish, answer.output()), self._receiver.fail)
         return ()
 
     def fail(self, error: BaseException) -> None:
         """Tell the receiver; nothing follows."""
-        self.mailbox.put(partial(self._receiver.fail, error))
+        self.mailbox.put(partial(self._receiver.fail, error), _nobody_left)
 
     def close(self) -> None:
         """Nobody waits any more."""
+
+
+def _nobody_left(error: BaseException) -> None:
+    """The receiver cannot even be told of an error."""
+    raise error
