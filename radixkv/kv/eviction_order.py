@@ -184,7 +184,9 @@ class EvictionOrder:
         key = self._queue.key_of(page)
         present = int(self._keys[page])
         require(key is not None, "T5", f"an idle leaf cannot be evicted: its last page is {page}")
-        require(key is not None and key <= present, "T5", f"page {page} stands at {key}, belongs at {present}")
+        require(
+            key is not None and key <= present, "T5", f"page {page} stands at {key}, belongs at {present}"
+        )
 
     def stats(self) -> dict[str, dict[str, int | float]]:
         """Histograms, in uses of the tree (matches and inserts): ``age_at_eviction_uses``, of each evicted

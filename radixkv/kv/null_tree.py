@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 from numpy.typing import NDArray
 
 from radixkv.errors import MisuseError
 from radixkv.kv.arguments import as_page_size
+from radixkv.kv.events import EventLog, Stored
 from radixkv.kv.explanation import Explanation, Reason
 from radixkv.kv.match import Insertion, Match
 from radixkv.types import Namespace, PageIds, TokenIds
@@ -42,14 +45,19 @@ class NullTree:
     def lookup(self, token_ids: TokenIds, namespace: Namespace = ()) -> Match:
         return Match(np.empty(0, np.int32), None, 0, 0)
 
-    def match(self, token_ids: TokenIds, namespace: Namespace = ()) -> Match:
+    def match(self, token_ids: TokenIds, namespace: Namespace = (), priority: int = 0) -> Match:
         return self.lookup(token_ids, namespace)
 
     def num_tokens_of(self, page: int) -> int:
         return 0
 
     def insert(
-        self, token_ids: TokenIds, pages: PageIds, num_known: int = 0, namespace: Namespace = ()
+        self,
+        token_ids: TokenIds,
+        pages: PageIds,
+        num_known: int = 0,
+        namespace: Namespace = (),
+        priority: int = 0,
     ) -> Insertion:
         canonical = np.array(pages[: len(token_ids) // self.page_size], np.int32)
         return Insertion(canonical, np.empty(0, np.int32), None)
@@ -65,6 +73,12 @@ class NullTree:
 
     def clear(self) -> PageIds:
         return np.empty(0, np.int32)
+
+    def record_events(self, log: EventLog) -> None:
+        """Nothing ever enters or leaves."""
+
+    def content(self) -> Iterator[Stored]:
+        return iter(())
 
     def remember_evictions(self, max_pages: int) -> None:
         """Nothing is ever evicted."""

@@ -20,9 +20,9 @@ from sortedcontainers import SortedDict
 from radixkv.config import EvictionPolicyName
 from radixkv.errors import MisuseError
 from radixkv.kv.arguments import as_page_size
+from radixkv.kv.events import Cleared, EventLog, RemovalReason, Removed, Stored
 from radixkv.kv.eviction_memory import Anchor, EvictionMemory
 from radixkv.kv.eviction_order import EvictionOrder
-from radixkv.kv.events import Cleared, EventLog, RemovalReason, Removed, Stored
 from radixkv.kv.explanation import Explanation, Reason
 from radixkv.kv.invariant import require
 from radixkv.kv.match import Insertion, Match

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from radixkv.config import EvictionPolicyName
 from radixkv.types import Namespace, TokenIds
 
 IsIdle = Callable[[int], bool]
@@ -25,6 +26,13 @@ class OracleNode:
     page_id: int
     parent: OracleNode | None
     last_use: int = 0
+    num_hits: int = 0
+    priority: int | None = None
+    """The highest of all who used it."""
+    last_growth: int = 0
+    """When the last page was added at or below it."""
+    worth: int = 0
+    """What it is worth to keep it, for the policy ``cost``."""
     children: dict[bytes, OracleNode] = field(default_factory=dict)
 
     @property
@@ -71,12 +79,15 @@ class OracleInsertion:
 
 class PageOracle:
     """O1: siblings differ, and none is the beginning of another (T2). O2: a page is here at most once (T3).
-    O3: last use never rises along a path (T5). O4: only leaves are partial (T1)."""
+    O3: last use and the order of eviction never rise along a path (T5). O4: only leaves are partial (T1)."""
 
-    def __init__(self, page_size: int) -> None:
+    def __init__(self, page_size: int, eviction_policy: EvictionPolicyName = "lru") -> None:
         self.page_size = page_size
+        self.eviction_policy = eviction_policy
         self.roots: dict[Namespace, OracleNode] = {}
         self.clock = 0
+        self.worthless = 0
+        """Worth of what need not be kept: rises to that of each victim, and by 1 with each use."""
 
     def lookup(self, token_ids: TokenIds, namespace: Namespace = ()) -> OracleMatch:
         """The longest cached beginning of ``token_ids``. Changes nothing."""
@@ -105,13 +116,36 @@ class PageOracle:
             return None
         return node.children[best]
 
-    def touch(self, nodes: Seq[OracleNode]) -> None:
-        """Mark a path as used now, all of it at the same moment."""
+    def touch(self, nodes: Seq[OracleNode], priority: int = 0, *, is_hit: bool = True) -> None:
+        """Mark a path as used now, all of it at the same moment; a hit, or else an insert."""
         self.clock += 1
+        self.worthless += bool(nodes)
         for node in nodes:
             node.last_use = self.clock
+            node.num_hits += is_hit
+            node.priority = priority if node.priority is None else max(node.priority, priority)
+        worth = 0
+        for index, node in reversed(list(enumerate(nodes))):
+            cost = int(2**20 * (1 + index * self.page_size / 16384))  # attention: as much again at 16384
+            worth = max(worth, self.worthless + cost * (1 + node.num_hits))
+            node.worth = max(node.worth, worth)
 
-    def insert(self, token_ids: TokenIds, page_ids: Seq[int], namespace: Namespace = ()) -> OracleInsertion:
+    def rank(self, node: OracleNode) -> tuple[int, int, int]:
+        """The smallest goes first. The last figure, the page, decides between equals."""
+        assert node.priority is not None
+        first, second = {
+            "lru": (0, node.last_use),
+            "fifo": (0, node.last_growth),
+            "lfu": (node.num_hits, node.last_use),
+            "slru": (int(node.num_hits >= 2), node.last_use),
+            "priority": (node.priority, node.last_use),
+            "cost": (0, node.worth),
+        }[self.eviction_policy]
+        return first, second, node.page_id
+
+    def insert(
+        self, token_ids: TokenIds, page_ids: Seq[int], namespace: Namespace = (), priority: int = 0
+    ) -> OracleInsertion:
         """Add the pages of ``token_ids``; the last one may be partial. Known pages stay as they are.
 
         Counts as a use of the whole path.
@@ -139,7 +173,9 @@ class PageOracle:
             node = known
         if not path:
             self._drop_empty(namespace)
-        self.touch(path)
+        self.touch(path, priority, is_hit=False)
+        for known in path if adopted else ():
+            known.last_growth = self.clock
         return OracleInsertion(tuple(canonical), tuple(adopted), replaced)
 
     @staticmethod
@@ -183,9 +219,14 @@ class PageOracle:
                 pending.extend(node.children.values())
 
     def next_victim(self, is_idle: IsIdle) -> OracleNode | None:
-        """The idle leaf that was used longest ago; ``None`` where there is none."""
+        """The idle leaf of the lowest rank; ``None`` where there is none."""
         leaves = [n for _, n in self.nodes() if not n.children and is_idle(n.page_id)]
-        return min(leaves, key=lambda node: node.last_use, default=None)
+        return min(leaves, key=self.rank, default=None)
+
+    def evict_one(self, node: OracleNode) -> None:
+        """Remove the next victim."""
+        self.worthless = max(self.worthless, node.worth)
+        self.remove(node)
 
     def evict(self, num_pages: int, is_idle: IsIdle) -> list[OracleNode]:
         """Remove up to ``num_pages`` victims one by one; returns them in order."""
@@ -194,7 +235,7 @@ class PageOracle:
             victim = self.next_victim(is_idle)
             if victim is None:
                 break
-            self.remove(victim)
+            self.evict_one(victim)
             victims.append(victim)
         return victims
 
@@ -231,6 +272,8 @@ class PageOracle:
             assert node.parent is not None
             if node.parent.parent is not None:
                 assert node.last_use <= node.parent.last_use, f"O3: page {node.page_id} newer than its parent"
+                ranks = self.rank(node)[:2], self.rank(node.parent)[:2]
+                assert ranks[0] <= ranks[1], f"O3: page {node.page_id} outranks its parent: {ranks}"
             full = len(node.token_ids) == self.page_size
             assert full or not node.children, f"O4: partial page {node.page_id} has children"
             siblings = [n for n in node.parent.children.values() if n is not node]

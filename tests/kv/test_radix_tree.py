@@ -445,7 +445,7 @@ def damaged(name: str) -> RadixTree:
     elif name == "T4":
         tree._node_of[5] = leaf
     elif name == "T5":
-        tree._recency[5] = 0
+        tree._order._last_use[5] = 0
     return tree
 
 
@@ -468,7 +468,7 @@ def test_check_finds_counts_that_rise_and_leaves_that_were_lost() -> None:
         tree.check(counts(p7=2))
     with pytest.raises(InternalError, match="M1 does not hold"):
         tree.check(counts(p7=0))
-    tree._queue.clear()
+    tree._order._queue.clear()
     with pytest.raises(InternalError, match=r"T5 does not hold.*cannot be evicted"):
         tree.check(counts())
 
