@@ -10,7 +10,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from radixkv.async_chat import AsyncChat
     from radixkv.async_llm import AsyncLLM
+    from radixkv.chat import Chat
     from radixkv.config import EngineConfig, ModelSpec
     from radixkv.errors import (
         ConfigError,
@@ -35,7 +37,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LLM",
+    "AsyncChat",
     "AsyncLLM",
+    "Chat",
     "ConfigError",
     "Delta",
     "DuplicateRequestError",
@@ -63,7 +67,9 @@ __all__ = [
 ]
 
 _HOMES = {
+    "async_chat": ("AsyncChat",),
     "async_llm": ("AsyncLLM",),
+    "chat": ("Chat",),
     "config": ("EngineConfig", "ModelSpec"),
     "generation": ("Generation",),
     "llm": ("LLM",),

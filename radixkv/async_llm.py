@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import weakref
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar, Unpack
 
+from radixkv.async_chat import AsyncChat
+from radixkv.chat import open_transcript
 from radixkv.config import EngineConfig
 from radixkv.engine_thread import EngineThread
 from radixkv.errors import EngineDeadError, InvalidRequestError
@@ -164,6 +166,15 @@ class AsyncLLM:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.aclose()
+
+    def chat(self, system: str | None = None, *, messages: Sequence[Mapping[str, str]] = ()) -> AsyncChat:
+        """As ``LLM.chat``."""
+        return AsyncChat(self, open_transcript(self.tokenizer, system, messages))
+
+    async def between_steps(self, call: Callable[[], T]) -> T:
+        """``call`` on the engine's thread, between two steps: there it may use the tokenizer, which no two
+        threads may use at once. What it raises is raised here."""
+        return await self._call(lambda service: call())
 
     async def _call(self, call: Callable[[Service], T]) -> T:
         """``call`` on the engine's thread, between two steps."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Literal, TypeAlias, TypeVar, Unpack, overload
 
+from radixkv.chat import Chat, open_transcript
 from radixkv.config import EngineConfig
 from radixkv.engine import Engine
 from radixkv.errors import EngineDeadError, InternalError, InvalidRequestError
@@ -197,6 +198,11 @@ class LLM:
         with self._call() as service:
             return self._drive(score_job(service, prompt, continuations), service)
 
+    def chat(self, system: str | None = None, *, messages: Sequence[Mapping[str, str]] = ()) -> Chat:
+        """A conversation by the model's chat template; ``messages``: what was said before. See ``Chat``.
+        Raises ``InvalidRequestError`` where there is no template."""
+        return Chat(self, open_transcript(self.tokenizer, system, messages))
+
     def explain(self, prompt: Prompt) -> PromptExplanation:
         """How much of a prompt the cache holds right now, and why not more. Computes nothing and changes
         nothing; ``print`` the result."""
@@ -236,6 +242,11 @@ class LLM:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def between_calls(self, call: Callable[[], T]) -> T:
+        """``call`` while no other thread is in this LLM: there it may use the tokenizer."""
+        with self._call():
+            return call()
 
     # inside one call
 

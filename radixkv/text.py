@@ -28,6 +28,7 @@ class Tokenizer:
         self.backend = backend
         self._silent_ids: frozenset[int] | None = None
         self._is_byte: dict[int, bool] = {}
+        self._adds_blank: bool | None = None
 
     @property
     def vocab_size(self) -> int:
@@ -88,13 +89,35 @@ class Tokenizer:
         )
         return str(text)
 
+    def encode_behind(self, text: str) -> TokenIds:
+        """Ids of ``text`` where it goes on from other text: without added special tokens, nor the blank that
+        some tokenizers put before a text's first word. May be empty."""
+        if self._adds_blank is None:
+            letter = self.encode("a", add_special_tokens=False).tolist()
+            self._adds_blank = self.decode_window(letter * 2) != "aa"
+        if self._adds_blank:
+            head = self.encode("\n", add_special_tokens=False)
+            ids = self.encode("\n" + text, add_special_tokens=False)
+            if np.array_equal(ids[: len(head)], head):
+                return ids[len(head) :]
+        return self.encode(text, add_special_tokens=False)
+
+    @property
+    def has_chat_template(self) -> bool:
+        return bool(getattr(self.backend, "chat_template", None))
+
     def encode_chat(
         self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True
     ) -> TokenIds:
         """Ids of ``[{"role": ..., "content": ...}, ...]`` under the model's chat template, which writes the
         special tokens itself. Raises ``InvalidRequestError`` where the tokenizer has no template or the
         template refuses the messages."""
-        if not getattr(self.backend, "chat_template", None):
+        text = self.chat_text(messages, add_generation_prompt=add_generation_prompt)
+        return self.encode(text, add_special_tokens=False)
+
+    def chat_text(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True) -> str:
+        """The text of which ``encode_chat`` gives the ids; raises as it does."""
+        if not self.has_chat_template:
             raise InvalidRequestError("this tokenizer has no chat template")
         try:
             text = self.backend.apply_chat_template(
@@ -104,7 +127,7 @@ class Tokenizer:
             )
         except Exception as error:  # templates raise what they like
             raise InvalidRequestError(f"the chat template refuses these messages: {error}") from error
-        return self.encode(str(text), add_special_tokens=False)
+        return str(text)
 
 
 def refuse_no_text(text: object) -> None:

@@ -38,8 +38,8 @@ RANKS = {
     "engine": 7, "text": 7, "prompts": 7, "outputs": 7, "explain": 7, "interrupt": 7, "run": 7, "settings": 7,
     "turns": 7,
     "detokenizer": 7, "stop_strings": 7, "text_stream": 7, "answer": 7, "service": 7, "opening": 7, "jobs": 7,
-    "mailbox": 7, "engine_thread": 7, "stream_task": 7, "job_task": 7, "generation": 7,
-    "llm": 8, "async_llm": 8, "testing.*": 8, "bench.*": 8,
+    "mailbox": 7, "engine_thread": 7, "stream_task": 7, "job_task": 7, "generation": 7, "transcript": 7,
+    "llm": 8, "async_llm": 8, "chat": 8, "async_chat": 8, "testing.*": 8, "bench.*": 8,
     "program.*": 9, "server.*": 9, "cli": 9, "__main__": 9,
     # A package's face re-exports its own folder; nobody inside imports from it.
     "kv": 4, "sched": 5, "executor.attention": 6, "executor": 7, "testing": 9, "bench": 9, "program": 9,

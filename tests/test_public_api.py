@@ -15,7 +15,9 @@ from radixkv import errors
 
 PUBLIC: dict[str, set[str]] = {
     "radixkv": {
+        "AsyncChat",
         "AsyncLLM",
+        "Chat",
         "ConfigError",
         "Delta",
         "DuplicateRequestError",

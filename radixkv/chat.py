@@ -1,0 +1,65 @@
+"""Chat: a conversation whose turns are not encoded twice."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from radixkv.errors import InvalidRequestError
+from radixkv.outputs import Output, PromptExplanation
+from radixkv.sampling import SamplingParams
+from radixkv.text import Tokenizer
+from radixkv.transcript import ChatPrompt, Message, Transcript
+
+if TYPE_CHECKING:
+    from radixkv.llm import LLM
+
+
+def open_transcript(
+    tokenizer: Tokenizer | None, system: str | None, messages: Sequence[Mapping[str, str]]
+) -> Transcript:
+    """A conversation's beginning. Raises ``InvalidRequestError`` where there is no chat template."""
+    if tokenizer is None or not tokenizer.has_chat_template:
+        raise InvalidRequestError("a chat needs a tokenizer with a chat template")
+    first = [] if system is None else [{"role": "system", "content": system}]
+    return Transcript(tokenizer, [*first, *messages])
+
+
+def user(content: str) -> Message:
+    """What the user says, as a message."""
+    return {"role": "user", "content": content}
+
+
+class Chat:
+    """A conversation over an ``LLM``: ``chat.send("Hello")`` gives the reply's ``Output``.
+
+    The next turn's prompt begins with the very ids of this one, prompt and reply, so everything that was
+    computed is found again. ``messages`` may be read and edited: ``del chat.messages[2:]`` goes back. A turn
+    that fails, or is aborted, leaves the conversation as it was.
+    """
+
+    def __init__(self, llm: LLM, transcript: Transcript) -> None:
+        self._llm = llm
+        self._transcript = transcript
+
+    @property
+    def messages(self) -> list[Message]:
+        """What was said, ``{"role": ..., "content": ...}`` each."""
+        return self._transcript.messages
+
+    def send(self, content: str, sampling_params: SamplingParams | None = None) -> Output:
+        """Say something as the user, and wait for the reply."""
+        with self._transcript.turn():
+            prompt = self._prompt(content)
+            output = self._llm.generate(prompt.token_ids, sampling_params)
+            if output.finish_reason != "abort":
+                self._llm.between_calls(lambda: self._transcript.record(prompt, output))
+            return output
+
+    def explain(self, content: str) -> PromptExplanation:
+        """How much of the next turn's prompt is cached, were this sent, and where and why that ends: behind
+        what was said so far, or where the template rewrites it."""
+        return self._llm.explain(self._prompt(content).token_ids)
+
+    def _prompt(self, content: str) -> ChatPrompt:
+        return self._llm.between_calls(lambda: self._transcript.prompt(user(content)))
