@@ -15,7 +15,9 @@ EVICTION_POLICIES: tuple[str, ...] = get_args(EvictionPolicyName)
 MAX_PAGE_SIZE = 256
 MAX_SETTING = 2**31 - 1
 """Largest of every whole setting: ids and counts of pages are int32."""
-_AT_LEAST_ONE = frozenset({"num_pages", "page_size", "max_running", "max_batch_tokens", "max_candidates"})
+_AT_LEAST_ONE = frozenset(
+    {"num_pages", "page_size", "max_running", "max_batch_tokens", "max_candidates", "max_waiting"}
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +32,9 @@ class EngineConfig:
     """Sequences that may run at once."""
     max_batch_tokens: int = 1024
     """Tokens computed in one step, prompt chunks and decodes together."""
-    decode_reserve_tokens: int = 32
-    """Room beyond its prompt that a request must find at admission (less where its max_tokens is less)."""
+    decode_reserve_tokens: int | None = None
+    """Room for its output that a request must find at admission (less where its max_tokens is less). ``None``:
+    a share of max_tokens, re-estimated all the time, which must be there for those that run, too."""
     policy: PolicyName = "lpm"
     """Order of the waiting queue. ``fcfs``: first come, first served. ``lpm``: longest cached prefix first.
     ``dfs-weight``: the cached prefixes depth first, the one that more requests wait for before the others.
@@ -62,24 +65,35 @@ class EngineConfig:
     """False: the tree is a null tree; same kernels, every request computes its own prompt."""
     eviction_memory: int = 1024
     """How many evictions ``explain`` remembers."""
+    eviction_policy: EvictionPolicyName = "lru"
+    """What goes first when room is needed: ``radixkv.kv.eviction_policy`` says what each means."""
+    events: bool = False
+    """Record what enters and leaves the cache, for ``take_events``."""
+    check_when_idle: bool = False
+    """Verify every invariant (``Engine.check``) whenever no request is left, which takes milliseconds for
+    each thousand prefixes in the cache. Without it only the pages' counts are compared with their holders."""
 
     def __post_init__(self) -> None:
         """Numbers of numpy's kinds become Python's own. Raises ``ConfigError``."""
-        for name in (field.name for field in fields(self) if field.type == "int"):
-            value = plain_whole(getattr(self, name))
-            if value is None:
-                raise ConfigError(f"{name} must be a whole number, got {shown(getattr(self, name))}")
-            self._set_number(name, value)
-        wait_s = plain_real(self.max_wait_s)
-        if wait_s is None:
-            raise ConfigError(f"max_wait_s must be a number, got {shown(self.max_wait_s)}")
-        self._set_number("max_wait_s", wait_s)
+        for field in fields(self):
+            given, kind = getattr(self, field.name), str(field.type)
+            if given is None and kind.endswith("| None"):
+                continue
+            if kind.startswith("int"):
+                self._set_number(field.name, given, plain_whole(given), "a whole number")
+            elif kind.startswith("float"):
+                self._set_number(field.name, given, plain_real(given), "a number")
+            elif kind == "bool" and not isinstance(given, bool):
+                raise ConfigError(f"{field.name} must be True or False, got {shown(given)}")
+        if self.queue_timeout_s == 0:
+            raise ConfigError("queue_timeout_s must be above 0 or None, got 0: nothing would ever start")
         if self.page_size > MAX_PAGE_SIZE or self.page_size & (self.page_size - 1):
             raise ConfigError(f"page_size must be a power of two up to {MAX_PAGE_SIZE}, got {self.page_size}")
         if self.policy not in POLICIES:
             raise ConfigError(f"policy must be one of {', '.join(POLICIES)}, got {shown(self.policy)}")
-        if not isinstance(self.prefix_cache, bool):
-            raise ConfigError(f"prefix_cache must be True or False, got {shown(self.prefix_cache)}")
+        if self.eviction_policy not in EVICTION_POLICIES:
+            allowed = ", ".join(EVICTION_POLICIES)
+            raise ConfigError(f"eviction_policy must be one of {allowed}, got {shown(self.eviction_policy)}")
         if self.max_pinned_pages >= self.num_pages:
             raise ConfigError(
                 f"max_pinned_pages must be below num_pages ({self.num_pages}), got {self.max_pinned_pages}"
@@ -90,7 +104,9 @@ class EngineConfig:
                 "without a cache nothing can be pinned"
             )
 
-    def _set_number(self, name: str, value: int | float) -> None:
+    def _set_number(self, name: str, given: object, value: int | float | None, kind: str) -> None:
+        if value is None:
+            raise ConfigError(f"{name} must be {kind}, got {shown(given)}")
         low = 1 if name in _AT_LEAST_ONE else 0
         if not value >= low:
             raise ConfigError(f"{name} must be at least {low}, got {shown(value)}")

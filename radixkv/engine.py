@@ -12,6 +12,7 @@ from radixkv.config import EngineConfig
 from radixkv.errors import ConfigError, EngineDeadError, InternalError, InvalidRequestError
 from radixkv.executor.base import ModelExecutor
 from radixkv.interrupt import InterruptsHeld
+from radixkv.kv.events import MAX_EVENT_PAGES, Event
 from radixkv.kv.manager import KVCacheManager
 from radixkv.kv.null_tree import NullTree
 from radixkv.kv.page_pool import PagePool
@@ -63,12 +64,17 @@ class Engine:
             raise ConfigError(
                 f"num_pages is {config.num_pages}, the executor's store has {executor.num_pages}"
             )
-        tree = RadixTree(config.page_size) if config.prefix_cache else NullTree(config.page_size)
+        tree = (
+            RadixTree(config.page_size, config.eviction_policy)
+            if config.prefix_cache
+            else NullTree(config.page_size)
+        )
         kv = KVCacheManager(
             PagePool(config.num_pages),
             tree,
             max_pinned_pages=config.max_pinned_pages,
             eviction_memory=config.eviction_memory,
+            max_event_pages=MAX_EVENT_PAGES if config.events else 0,
             clock=clock,
         )
         return cls(Scheduler(config, kv, executor.spec, clock), executor)
@@ -85,18 +91,23 @@ class Engine:
             raise InvalidRequestError(f"the engine takes a Request, got {shown(request)}")
         self.scheduler.add(request)
 
-    def abort(self, request_id: int) -> SequenceOutput | None:
-        """End a request, whatever its state. Its final output is returned here, and not by ``step``; ``None``
-        where the id is not in use (any more). Called from inside ``execute`` it takes effect, and delivers
-        the output, at the end of the step."""
+    def abort(self, request_id: int) -> tuple[SequenceOutput, ...]:
+        """End a request, whatever its state. The final output of each of its samples that had not ended is
+        returned here, and not by ``step``; nothing where the id is not in use (any more). Called from inside
+        ``execute`` it takes effect, and delivers the outputs, at the end of the step."""
         self._raise_if_dead()
         return self.scheduler.abort(request_id)
 
     def finish(self, request_id: int, sample_index: int = 0) -> SequenceOutput | None:
-        """End a request whose text is complete: like ``abort``, but it ends as ``stop``. What it computed
-        stays in the tree, under the ids that were really sampled."""
+        """End one sample of a request, because its text is complete: like ``abort``, but it ends as ``stop``.
+        What it computed stays in the tree, under the ids that were really sampled."""
         self._raise_if_dead()
         return self.scheduler.finish(request_id, sample_index)
+
+    def take_events(self) -> tuple[Event, ...]:
+        """What entered and left the cache since the last call: see ``KVCacheManager.take_events``. Raises
+        ``MisuseError`` unless the config says ``events=True``."""
+        return self.kv.take_events()
 
     def take_outputs(self) -> list[SequenceOutput]:
         """Outputs that wait for the next step, so that it need not be taken; each is given once."""
@@ -116,6 +127,8 @@ class Engine:
             with InterruptsHeld() as interrupts:
                 try:
                     outputs += self._step(interrupts)
+                    if not self.scheduler.has_work:
+                        self._check_idle()
                 except Exception as error:
                     outputs += self._die(error)
         except BaseException:
@@ -152,6 +165,12 @@ class Engine:
             self.execute_s += time.perf_counter() - begin
         outputs = self.scheduler.update(batch, result)
         return outputs + self.scheduler.take_outputs()
+
+    def _check_idle(self) -> None:
+        """No request is left, so nothing may be held but by the tree and by pins."""
+        if self.scheduler.config.check_when_idle:
+            self.check()
+        self.kv.check_idle()
 
     def _die(self, cause: BaseException) -> list[SequenceOutput]:
         """Stop for good; the final outputs of everybody who was left."""

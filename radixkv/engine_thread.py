@@ -213,9 +213,9 @@ class EngineThread:
 
     def _abort(self, request_id: int) -> None:
         task = self._tasks.get(request_id)
-        output = self._open.engine.abort(request_id) if task is not None else None
-        if task is not None and output is not None:
-            self._hand(task, output)
+        if task is not None:
+            for output in self._open.engine.abort(request_id):
+                self._hand(task, output)
 
     def _send_mail(self) -> None:
         with_mail, self._with_mail = self._with_mail, {}

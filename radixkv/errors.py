@@ -3,7 +3,8 @@
 RadixKVError
 ├── InvalidRequestError (ValueError)   the caller's input; raised before any work
 │   ├── RequestTooLargeError           can never fit: names what it needs and the limit
-│   └── DuplicateRequestError          a request id that is already in use
+│   ├── DuplicateRequestError          a request id that is already in use
+│   └── QueueFullError                 as many requests wait as may: names both numbers
 ├── MisuseError (ValueError)           a part of the ledger was called against its contract
 ├── ConfigError (ValueError)           a setting that makes no sense, with its value and the limit
 ├── UnsupportedModelError              the load-time check refused a model, and says why
@@ -16,6 +17,8 @@ RadixKVError
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 
 class RadixKVError(Exception):
@@ -32,6 +35,16 @@ class RequestTooLargeError(InvalidRequestError):
 
 class DuplicateRequestError(InvalidRequestError):
     """A request with this id is already waiting or running."""
+
+
+class QueueFullError(InvalidRequestError):
+    """``num_waiting`` requests wait, and ``max_waiting`` may. Nothing is wrong with the request itself: send
+    it again later."""
+
+    def __init__(self, num_waiting: int, max_waiting: int) -> None:
+        super().__init__(f"the queue is full: {num_waiting} requests wait, max_waiting is {max_waiting}")
+        self.num_waiting = num_waiting
+        self.max_waiting = max_waiting
 
 
 class MisuseError(RadixKVError, ValueError):
@@ -71,11 +84,19 @@ class PinBudgetExceeded(RadixKVError):
 
 class NonFiniteLogitsError(RadixKVError):
     """The model's logits, or the hidden states before them, are NaN or infinite for the requests in
-    ``request_ids``. What the failed step computed is not kept."""
+    ``request_ids``, more precisely for the batch's sequences in ``seq_ids``. What the failed step computed is
+    not kept."""
 
-    def __init__(self, request_ids: tuple[int, ...]) -> None:
+    def __init__(self, request_ids: tuple[int, ...], seq_ids: tuple[int, ...]) -> None:
         super().__init__(f"logits are not finite for requests {', '.join(map(str, request_ids))}")
         self.request_ids = request_ids
+        self.seq_ids = seq_ids
+
+    @classmethod
+    def of(cls, request_ids: Iterable[int], seq_ids: Iterable[int]) -> NonFiniteLogitsError:
+        """Of names that may be numpy's and may repeat."""
+        names = (tuple(dict.fromkeys(map(int, ids))) for ids in (request_ids, seq_ids))
+        return cls(*names)
 
 
 class EngineDeadError(RadixKVError):

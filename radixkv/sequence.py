@@ -8,13 +8,16 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
+from radixkv.beam_params import BeamParams
 from radixkv.errors import InvalidRequestError
+from radixkv.kv.eviction_policy import MAX_PRIORITY
 from radixkv.kv.page_table import PageTable
-from radixkv.plain import plain_whole, shown
+from radixkv.plain import plain_real, plain_whole, shown
 from radixkv.sampling import MAX_TOKEN_ID, SamplingParams, whole_within
+from radixkv.token_logprobs import TokenLogprobs
 from radixkv.types import Namespace, TokenIds
 
-FinishReason: TypeAlias = Literal["stop", "length", "abort", "error"]
+FinishReason: TypeAlias = Literal["stop", "length", "abort", "error", "timeout"]
 MIN_INT64, MAX_INT64 = -(2**63), 2**63 - 1
 
 
@@ -44,7 +47,15 @@ class Request:
     ``sampling.prompt_logprobs`` says, else none does. Position 0 has no token before it and gets none, so
     that 0 and 1 ask for the same."""
     sample_index: int = 0
-    """Which of several samples of one prompt this is; part of the key of its random draws; 0 or more."""
+    """Which of several samples of one prompt this is; part of the key of its random draws; 0 or more. Of
+    several samples in one request it is the first one's."""
+    priority: int = 0
+    """Higher goes first, where the policy is ``priority``; the others do not look at it."""
+    queue_timeout_s: float | None = None
+    """Waiting longer than this for its first admission, it ends with ``timeout``, not computed; above 0.
+    ``None``: what the engine's ``queue_timeout_s`` says."""
+    beam: BeamParams | None = None
+    """A beam search instead of samples; of ``sampling`` it uses what says when to stop."""
 
     def __post_init__(self) -> None:
         ids = token_ids_of(self.prompt_ids)
@@ -53,6 +64,14 @@ class Request:
         self._keep("request_id", whole_within("request_id", self.request_id, MIN_INT64, MAX_INT64))
         self._keep("sample_index", whole_within("sample_index", self.sample_index, 0, MAX_INT64))
         self._keep("namespace", _namespace_of(self.namespace))
+        self._keep("priority", whole_within("priority", self.priority, -MAX_PRIORITY, MAX_PRIORITY))
+        if self.queue_timeout_s is not None:
+            timeout_s = plain_real(self.queue_timeout_s)
+            if timeout_s is None or not timeout_s > 0:
+                raise InvalidRequestError(
+                    f"queue_timeout_s must be a number above 0 or None, got {shown(self.queue_timeout_s)}"
+                )
+            self._keep("queue_timeout_s", timeout_s)
         if not isinstance(self.sampling, SamplingParams):
             raise InvalidRequestError(f"sampling must be SamplingParams, got {shown(self.sampling)}")
         if self.logprob_start is None and self.sampling.prompt_logprobs is not None:
@@ -65,6 +84,27 @@ class Request:
                     f"logprob_start must lie in 0..{len(ids) - 1} (the prompt's positions), got {start}; "
                     "unless it is given, it is sampling's prompt_logprobs_start"
                 )
+        if self.beam is not None:
+            self._refuse_unfit_beam()
+
+    def _refuse_unfit_beam(self) -> None:
+        """A beam search takes the likeliest tokens as the model has them."""
+        if not isinstance(self.beam, BeamParams):
+            raise InvalidRequestError(f"beam must be BeamParams, got {shown(self.beam)}")
+        sampling = self.sampling
+        if sampling.max_tokens == 0:
+            raise InvalidRequestError("a beam search needs max_tokens of at least 1, got 0")
+        unused = {
+            name: value
+            for name, value in (
+                ("temperature", sampling.temperature), ("n", sampling.num_samples - 1),
+                ("penalties", sampling.has_penalties), ("logit_bias", sampling.logit_bias),
+                ("logprobs", sampling.num_logprobs),
+            )
+            if value
+        }  # fmt: skip
+        if unused:
+            raise InvalidRequestError(f"a beam search does not go with {', '.join(unused)}")
 
     def _keep(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
@@ -82,6 +122,11 @@ class Request:
     def num_prompt_alternatives(self) -> int:
         """How many alternatives each scored prompt position gets."""
         return self.sampling.prompt_logprobs or 0
+
+    @property
+    def num_samples(self) -> int:
+        """Sequences that run at once, when the prompt is computed: samples, or beams."""
+        return self.sampling.num_samples if self.beam is None else self.beam.width
 
     @property
     def max_computed_tokens(self) -> int:
@@ -161,8 +206,9 @@ class Sequence:
     """
 
     __slots__ = (
-        "_buffer", "arrival", "finish_reason", "logprobs", "namespace", "num_cached", "num_committed_pages",
-        "num_computed", "num_preemptions", "num_tokens", "number", "page_table", "request", "status",
+        "_buffer", "arrival", "cumulative_logprob", "finish_reason", "logprobs", "namespace", "num_cached",
+        "num_committed_pages", "num_computed", "num_logprobs", "num_preemptions", "num_samples", "num_tokens",
+        "number", "page_table", "prompt_entries", "request", "sample_index", "status",
     )  # fmt: skip
 
     def __init__(self, request: Request, page_size: int, arrival: float = 0.0, number: int = 0) -> None:
@@ -185,10 +231,22 @@ class Sequence:
         self.arrival = arrival
         """Clock time of ``add``, seconds."""
         self.number = number
-        """Place in the order of arrival: later arrivals have higher numbers."""
+        """Place in the order of arrival: later arrivals have higher numbers. No two live ones have the same;
+        those of one request stand together."""
         self.num_preemptions = 0
         self.logprobs: list[float] = []
         """Log-probabilities of prompt tokens from ``logprob_start`` on, in position order."""
+        self.prompt_entries: list[TokenLogprobs] = []
+        """The same with alternatives, where the request wants those."""
+        self.sample_index = 0
+        """Which of its request's samples this is."""
+        self.num_samples = request.num_samples
+        """How many of the request's samples it stands for: all of them until the prompt is computed and they
+        fork, then itself. It needs as many places among those that run."""
+        self.num_logprobs = request.sampling.num_logprobs
+        """Log-probabilities wanted of each output token: 0 none, 1 its own, 1 + k also the k highest."""
+        self.cumulative_logprob = 0.0
+        """Of the output so far, where ``num_logprobs`` is above 0."""
 
     @property
     def token_ids(self) -> TokenIds:
@@ -222,6 +280,23 @@ class Sequence:
     @property
     def output_ids(self) -> TokenIds:
         return self._buffer[self.num_prompt : self.num_tokens]
+
+    def copy(self, number: int, sample_index: int) -> Sequence:
+        """A second sequence of the same request, with the same tokens and history. It holds no pages."""
+        other = Sequence(self.request, self.page_table.page_size, self.arrival, number)
+        room = max(16, self.num_tokens + min(self.request.sampling.max_tokens - self.num_output, 64))
+        other._buffer = np.empty(room, np.int32)
+        other._buffer[: self.num_tokens] = self.token_ids
+        other.num_tokens = self.num_tokens
+        other.num_cached = self.num_cached
+        other.num_preemptions = self.num_preemptions
+        other.logprobs = list(self.logprobs)
+        other.prompt_entries = list(self.prompt_entries)
+        other.sample_index = sample_index
+        other.num_samples = 1
+        other.num_logprobs = self.num_logprobs
+        other.cumulative_logprob = self.cumulative_logprob
+        return other
 
     def append(self, token_id: int) -> None:
         """Append one sampled token (not yet computed)."""

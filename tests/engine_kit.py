@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from radixkv.beam_params import BeamParams
 from radixkv.config import EngineConfig
 from radixkv.engine import Engine
 from radixkv.sampling import SamplingParams
@@ -51,6 +52,9 @@ class Harness:
         self.tokens: dict[int, list[int]] = {}
         self.finals: dict[int, SequenceOutput] = {}
         self.num_finals: dict[int, int] = {}
+        # Of all samples, by request id and sample index; those above are of the first samples.
+        self.sample_tokens: dict[tuple[int, int], list[int]] = {}
+        self.sample_finals: dict[tuple[int, int], list[SequenceOutput]] = {}
         self.num_steps = 0
 
     def add(
@@ -61,6 +65,8 @@ class Harness:
         request_id: int | None = None,
         namespace: Namespace = (),
         logprob_start: int | None = None,
+        sample_index: int = 0,
+        beam: BeamParams | None = None,
         **sampling: Any,
     ) -> int:
         chosen = len(self.requests) if request_id is None else request_id
@@ -70,6 +76,8 @@ class Harness:
             sampling=SamplingParams(max_tokens=max_tokens, **sampling),
             namespace=namespace,
             logprob_start=logprob_start,
+            sample_index=sample_index,
+            beam=beam,
         )
         self.engine.add(request)
         self.requests[chosen] = request
@@ -78,6 +86,12 @@ class Harness:
 
     def take(self, outputs: Seq[SequenceOutput]) -> None:
         for output in outputs:
+            key = (output.request_id, output.sample_index)
+            self.sample_tokens.setdefault(key, []).extend(output.new_token_ids)
+            if output.finish_reason is not None:
+                self.sample_finals.setdefault(key, []).append(output)
+            if output.sample_index > 0:
+                continue
             self.tokens[output.request_id] += output.new_token_ids
             if output.finish_reason is not None:
                 self.finals[output.request_id] = output
@@ -97,11 +111,11 @@ class Harness:
             self.engine.check()
 
     def abort(self, request_id: int) -> SequenceOutput | None:
-        output = self.engine.abort(request_id)
-        if output is not None:
-            self.take([output])
+        """The first sample's output, if any is left."""
+        outputs = self.engine.abort(request_id)
+        self.take(outputs)
         self.check_sometimes()
-        return output
+        return outputs[0] if outputs else None
 
     def run(self, max_steps: int = 5000) -> None:
         """Step until nothing is left; fails if that takes more than ``max_steps``."""
@@ -117,22 +131,33 @@ class Harness:
         self.run()
         return self.finals[request_id]
 
-    def expected(self, request_id: int) -> list[int]:
+    def expected(self, request_id: int, sample_index: int = 0) -> list[int]:
         request = self.requests[request_id]
-        return self.executor.expected_output(request.prompt_ids, request.sampling.max_tokens)
+        return self.executor.expected_output(
+            request.prompt_ids,
+            request.sampling.max_tokens,
+            seed=request.sampling.seed,
+            sample_index=request.sample_index + sample_index,
+        )
 
     def assert_as_oracle(self) -> None:
-        """Every finished request gave what it gives without a cache, every ended one a beginning of it, and
+        """Every finished sample gave what it gives without a cache, every ended one a beginning of it, and
         each got one final output. Nothing is held any more but by tree and pins."""
-        for request_id, final in self.finals.items():
-            expected = self.expected(request_id)
-            got = self.tokens[request_id]
+        for (request_id, sample_index), finals in self.sample_finals.items():
+            (final,) = finals
+            got = self.sample_tokens[request_id, sample_index]
+            if self.requests[request_id].beam is not None:
+                continue
+            expected = self.expected(request_id, sample_index)
+            name = f"request {request_id}, sample {sample_index}"
             if final.finish_reason in ("stop", "length"):
-                assert got == expected, f"request {request_id}: {got} instead of {expected}"
+                assert got == expected, f"{name}: {got} instead of {expected}"
             else:
-                assert got == expected[: len(got)], f"request {request_id}: {got} does not begin {expected}"
+                assert got == expected[: len(got)], f"{name}: {got} does not begin {expected}"
             assert final.usage.completion_tokens == len(got)
-            assert self.num_finals[request_id] == 1, f"request {request_id} ended more than once"
+        for request_id, request in self.requests.items():
+            ended = [index for key, index in self.sample_finals if key == request_id]
+            assert sorted(ended) == list(range(request.num_samples)), f"request {request_id}: {ended}"
         assert self.finals.keys() == self.requests.keys()
         self.assert_nothing_held()
 
@@ -162,7 +187,7 @@ class Harness:
 def grants_of(batch: Batch) -> dict[int, int]:
     """Tokens that each request computes in ``batch``, in the order of the batch."""
     counts = np.diff(batch.query_indptr).tolist()
-    return dict(zip(batch.seq_ids.tolist(), counts, strict=True))
+    return dict(zip(batch.request_ids.tolist(), counts, strict=True))
 
 
 def random_ids(seed: int, num_tokens: int, vocab_size: int = 1000) -> list[int]:

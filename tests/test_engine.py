@@ -109,7 +109,7 @@ def test_a_failed_step_fails_its_batch_and_nobody_else(page_size: int, when: str
 
 def test_an_error_that_names_requests_fails_only_those() -> None:
     h = three_at_work()
-    raise_once(h, NonFiniteLogitsError((2,)), when="after")
+    raise_once(h, NonFiniteLogitsError((2,), (2,)), when="after")
     (failed,) = h.step()
     assert failed.request_id == 2 and failed.finish_reason == "error"
     h.run()
@@ -298,7 +298,7 @@ def test_an_abort_from_inside_the_forward_takes_effect_at_its_end() -> None:
     h = three_at_work()
     h.executor.after = lambda batch: setattr(h, "returned", h.engine.abort(1))
     outputs = h.step()
-    assert h.returned is None  # type: ignore[attr-defined]
+    assert h.returned == ()  # type: ignore[attr-defined]
     assert [o.finish_reason for o in outputs if o.request_id == 1] == ["abort"]
     assert [o.new_token_ids for o in outputs if o.request_id == 1] == [()]
     h.executor.after = None
@@ -312,7 +312,7 @@ def test_an_abort_inside_a_forward_that_then_fails_is_still_an_abort(error: Base
 
     def abort_and_raise(batch: Batch) -> None:
         h.executor.after = None
-        assert h.engine.abort(1) is None
+        assert h.engine.abort(1) == ()
         raise error
 
     h.executor.after = abort_and_raise

@@ -51,7 +51,7 @@ def test_b057_an_abort_in_the_step_of_the_end_token(page_size: int) -> None:
 
     def abort_in_flight(batch: Batch) -> None:
         if int(batch.positions[-1]) == 41:
-            assert h.engine.abort(a) is None
+            assert h.engine.abort(a) == ()
 
     h.executor.after = abort_in_flight
     while a not in h.finals:
@@ -74,7 +74,7 @@ def test_b064_a_queued_request_that_is_cancelled_never_prefills(policy: str) -> 
     output = h.abort(queued)
     assert output is not None and output.finish_reason == "abort" and output.new_token_ids == ()
     h.run()
-    assert all(queued not in batch.seq_ids for batch in h.executor.batches)
+    assert all(queued not in batch.request_ids for batch in h.executor.batches)
     assert h.finals[behind].finish_reason == "length"
     assert h.num_finals[queued] == 1
     h.assert_as_oracle()
@@ -135,7 +135,7 @@ def feed_until_started(h: Harness, cold: int, max_steps: int) -> int:
         h.clock.now += 1.0
         h.step()
         if cold in h.grants:
-            started = {int(seq_id) for batch in h.executor.batches for seq_id in batch.seq_ids}
+            started = {int(seq_id) for batch in h.executor.batches for seq_id in batch.request_ids}
             return sum(1 for seq_id in started if seq_id > cold and seq_id not in h.grants)
     raise AssertionError(f"not started within {max_steps} steps")
 
@@ -171,11 +171,11 @@ def test_b102_a_large_request_is_not_nibbled_away_by_small_ones(policy: str) -> 
     large = h.add(random_ids(50, 100), 3)
     for step in range(60):
         small.append(h.add(random_ids(100 + step, 12), 6))
+        later = [request_id for request_id in small if request_id > large and h.tokens[request_id]]
         h.step()
         if large in h.grants:
             break
     assert large in h.grants
-    later = [request_id for request_id in small if request_id > large and h.tokens[request_id]]
     assert len(later) <= 4
     h.run()
     h.assert_as_oracle()
@@ -196,7 +196,7 @@ def test_b102_a_follower_that_may_not_be_overtaken_keeps_its_hit() -> None:
     assert list(h.grants) == [0]  # c had room, but may not overtake b
     h.step()
     assert h.grants.keys() == {0, b, c}
-    assert h.finals.get(b) is None and h.engine.scheduler._live[b].num_cached == 120
+    assert h.finals.get(b) is None and h.engine.scheduler._live[b].samples[0].num_cached == 120
     h.run()
     h.assert_as_oracle()
 

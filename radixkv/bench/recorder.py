@@ -49,7 +49,7 @@ class RecordingExecutor:
 
     def execute(self, batch: Batch) -> StepResult:
         result = self._inner.execute(batch)
-        owner = np.repeat(batch.seq_ids, np.diff(batch.query_indptr))
+        owner = np.repeat(batch.request_ids, np.diff(batch.query_indptr))
         in_prompt = batch.positions < self._lengths[owner]
         rows = self._first[owner[in_prompt]] + batch.positions[in_prompt]
         self.num_repeated_rows += int(np.count_nonzero(self._seen[rows]))

@@ -101,7 +101,7 @@ class HFExecutor:
             _refuse_unless_finite(hidden, batch)
             logits = self._logits(hidden, batch.sample_rows)
             forwarded = perf_counter()
-            sampled_ids = sample(logits, batch.sampling, batch.seq_ids[batch.sample_seqs])
+            sampled_ids = sample(logits, batch.sampling, *_names(batch, batch.sample_seqs))
             sampled = perf_counter()
             of_sampled = self._of_sampled(logits, sampled_ids, batch)
             scores = self._score(hidden, batch)
@@ -156,7 +156,7 @@ class HFExecutor:
         rows = np.flatnonzero(wanted)
         if len(rows):
             found.fill(rows, logits[self._tensor(rows)], sampled_ids[rows], wanted[rows])
-            _refuse_unless_all_finite(found.logprobs[rows], batch.seq_ids[batch.sample_seqs[rows]])
+            _refuse_unless_all_finite(found.logprobs[rows], batch, batch.sample_seqs[rows])
         return found
 
     def _score(self, hidden: torch.Tensor, batch: Batch) -> RowLogprobs:
@@ -168,7 +168,7 @@ class HFExecutor:
             rows = np.arange(first, min(first + chunk, num_rows))
             logits = self._logits(hidden, batch.score_rows[rows])
             found.fill(rows, logits, batch.score_targets[rows], batch.score_num_logprobs[rows])
-        _refuse_unless_all_finite(found.logprobs, batch.seq_ids[batch.score_seqs])
+        _refuse_unless_all_finite(found.logprobs, batch, batch.score_seqs)
         return found
 
     def _add(self, **seconds: float) -> None:
@@ -198,11 +198,16 @@ class HFExecutor:
         }
 
 
-def _refuse_unless_all_finite(logprobs: NDArray[np.float32], request_ids: NDArray[np.int64]) -> None:
-    """``[n]`` each. What a request wants may be unlikely, but not impossible."""
+def _refuse_unless_all_finite(logprobs: NDArray[np.float32], batch: Batch, seqs: NDArray[np.int64]) -> None:
+    """``logprobs`` and ``seqs`` are ``[n]``. What a request wants may be unlikely, but not impossible."""
     bad = ~np.isfinite(logprobs)
     if bad.any():
-        raise NonFiniteLogitsError(tuple(dict.fromkeys(request_ids[bad].tolist())))
+        raise NonFiniteLogitsError.of(*_names(batch, seqs[bad]))
+
+
+def _names(batch: Batch, seqs: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """What an error about these sequences of the batch says: their requests' ids, and their own."""
+    return batch.request_ids[seqs], batch.seq_ids[seqs]
 
 
 def _refuse_unless_finite(hidden: torch.Tensor, batch: Batch) -> None:
@@ -211,4 +216,4 @@ def _refuse_unless_finite(hidden: torch.Tensor, batch: Batch) -> None:
     bad = ~torch.isfinite(hidden).all(dim=1).cpu().numpy()
     if bad.any():
         seqs = np.searchsorted(batch.query_indptr, np.flatnonzero(bad), side="right") - 1
-        raise NonFiniteLogitsError(tuple(dict.fromkeys(batch.seq_ids[seqs].tolist())))
+        raise NonFiniteLogitsError.of(*_names(batch, seqs))

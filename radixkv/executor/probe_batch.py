@@ -50,6 +50,7 @@ def probe_batch(
     return Batch(
         page_size=page_size,
         seq_ids=np.array([seq.seq_id for seq in seqs], np.int64),
+        request_ids=np.array([seq.seq_id for seq in seqs], np.int64),
         token_ids=np.concatenate([seq.token_ids[seq.start : seq.stop] for seq in seqs]).astype(np.int32),
         positions=np.concatenate([np.arange(seq.start, seq.stop, dtype=np.int64) for seq in seqs]),
         slot_mapping=np.concatenate(

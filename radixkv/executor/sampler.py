@@ -13,7 +13,9 @@ from radixkv.sched.batch import SamplingRows
 from radixkv.types import TokenIds
 
 
-def sample(logits: torch.Tensor, rows: SamplingRows, request_ids: NDArray[np.int64]) -> TokenIds:
+def sample(
+    logits: torch.Tensor, rows: SamplingRows, request_ids: NDArray[np.int64], seq_ids: NDArray[np.int64]
+) -> TokenIds:
     """Choose one token per row. ``logits`` is ``[n, vocab]``, the result ``[n]`` int32.
 
     In this order: repetition penalty (Keskar et al., 2019), presence and frequency penalties, bias; then
@@ -23,8 +25,8 @@ def sample(logits: torch.Tensor, rows: SamplingRows, request_ids: NDArray[np.int
     in float64 in the order of token ids. Each such row is worked on alone, so that its choice depends on
     its own logits and draw only.
 
-    Raises ``NonFiniteLogitsError`` when the best logit of a row is no finite number; ``request_ids``
-    (``[n]``) are the names it reports. ``logits`` is not changed.
+    Raises ``NonFiniteLogitsError`` when the best logit of a row is no finite number; ``request_ids`` and
+    ``seq_ids`` (``[n]``) are the names it reports. ``logits`` is not changed.
     """
     if logits.shape[0] == 0:
         return np.empty(0, np.int32)
@@ -32,7 +34,7 @@ def sample(logits: torch.Tensor, rows: SamplingRows, request_ids: NDArray[np.int
     best, best_logit = _best(logits)
     finite = np.isfinite(best_logit)
     if not finite.all():
-        raise NonFiniteLogitsError(tuple(dict.fromkeys(request_ids[~finite].tolist())))
+        raise NonFiniteLogitsError.of(request_ids[~finite], seq_ids[~finite])
     chosen = best.astype(np.int32)
     if not rows.all_greedy:
         for row in np.flatnonzero(rows.temperature > 0.0):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from radixkv.kv.events import Cleared, Event, Lost, Removed, ReplayedPage, Stored, replay
 from radixkv.kv.explanation import Explanation
 from radixkv.kv.manager import KVCacheManager
 from radixkv.kv.match import Insertion, Match
@@ -21,8 +22,9 @@ if TYPE_CHECKING:
     from radixkv.sequence import Request, Sequence
 
 __all__ = [
-    "Explanation", "FlushReport", "Insertion", "KVCacheManager", "Match", "NullTree", "PageCopy", "PagePool",
-    "PageTable", "Pin", "RadixTree", "Request", "Sequence",
+    "Cleared", "Event", "Explanation", "FlushReport", "Insertion", "KVCacheManager", "Lost", "Match",
+    "NullTree", "PageCopy", "PagePool", "PageTable", "Pin", "RadixTree", "Removed", "ReplayedPage", "Request", "Sequence",
+    "Stored", "replay",
 ]  # fmt: skip
 
 

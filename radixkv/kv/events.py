@@ -58,6 +58,9 @@ class Lost:
     num_events: int
 
 
+MAX_EVENT_PAGES = 2**18
+"""An engine's bound of ``EventLog``."""
+
 Event: TypeAlias = Stored | Removed | Cleared | Lost
 
 

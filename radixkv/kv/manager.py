@@ -6,24 +6,27 @@ The file is long because no other may call ``allocate``, ``incref`` and ``decref
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from radixkv.errors import InternalError, MisuseError, OutOfPages
 from radixkv.kv.arguments import as_namespace, as_num_tokens, as_setting, as_timeout_s, as_token_ids
+from radixkv.kv.events import Event, EventLog, Stored
 from radixkv.kv.explanation import Explanation as Explanation
 from radixkv.kv.hold import Hold
 from radixkv.kv.invariant import require
 from radixkv.kv.null_tree import NullTree
 from radixkv.kv.page_copy import PageCopy
 from radixkv.kv.page_pool import PagePool
-from radixkv.kv.page_table import PageTable
+from radixkv.kv.page_table import PageTable, slots_of
 from radixkv.kv.pins import FlushReport as FlushReport
 from radixkv.kv.pins import Pin as Pin
 from radixkv.kv.pins import PinBook
 from radixkv.kv.radix_tree import RadixTree
+from radixkv.kv.slot_logprobs import SlotLogprobs
 from radixkv.kv.tail_copy import CopyState, TailCopy
 from radixkv.plain import plain_whole, shown
 from radixkv.types import Namespace, PageIds, TokenIds
@@ -58,15 +61,18 @@ class KVCacheManager:
         *,
         max_pinned_pages: int = 0,
         eviction_memory: int = 1024,
+        max_event_pages: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         max_pinned_pages = as_setting("max_pinned_pages", max_pinned_pages, pool.num_pages - 1)
         eviction_memory = as_setting("eviction_memory", eviction_memory)
+        max_event_pages = as_setting("max_event_pages", max_event_pages)
         self.pool = pool
         self.tree = tree
         self.page_size = tree.page_size
         self.epoch = 0
         """Raised by ``flush``; the last field of every namespace in the tree."""
+        self.slot_logprobs = SlotLogprobs(pool.num_pages, self.page_size)
         self._clock = clock
         self._book = PinBook(max_pinned_pages)
         self._copies: dict[Sequence, TailCopy] = {}
@@ -80,6 +86,9 @@ class KVCacheManager:
             0,
         )  # fmt: skip
         tree.remember_evictions(eviction_memory)
+        self._events = EventLog(max_event_pages) if max_event_pages else None
+        if self._events is not None:
+            tree.record_events(self._events)
 
     # ---- looking ----------------------------------------------------------------------------------------
 
@@ -92,6 +101,16 @@ class KVCacheManager:
     def num_available(self) -> int:
         """Pages that a ``reserve`` could get now: free ones and idle ones."""
         return self.pool.num_free + self.tree.num_idle(self.pool.ref_count)
+
+    def num_available_without(self, sequences: Iterable[Sequence]) -> int:
+        """What ``num_available`` would be after the release of ``sequences``, all of which are held. Changes
+        nothing. Costs O(pages)."""
+        counts = self.pool.ref_count.copy()
+        for seq in sequences:
+            counts[seq.page_table.pages] -= 1
+            if seq in self._copies:
+                counts[self._copies[seq].source] -= 1
+        return int(np.count_nonzero(counts == 0)) + self.tree.num_idle(counts)
 
     @property
     def num_pinned_pages(self) -> int:
@@ -106,7 +125,13 @@ class KVCacheManager:
     def peek(self, request: Request) -> int:
         """How many of the prompt's tokens ``acquire`` would find now; changes nothing."""
         limit = request.max_hit_tokens
-        return self.tree.peek(request.prompt_ids[: max(limit, 0)], self._namespace(request.namespace))
+        namespace = self._namespace(request.namespace)
+        if limit < len(request.prompt_ids) - 1:  # of what is to be scored, some may be known
+            assert request.logprob_start is not None
+            first = max(request.logprob_start, 1)
+            known = self._known_logprobs(request, first, namespace)
+            limit = min(len(request.prompt_ids), first + len(known)) - 1
+        return self.tree.peek(request.prompt_ids[: max(limit, 0)], namespace)
 
     def explain(self, token_ids: TokenIds | Iterable[int], namespace: Namespace = ()) -> Explanation:
         """How long the hit of these tokens is, and why it stops there. Changes nothing."""
@@ -118,6 +143,18 @@ class KVCacheManager:
             cached_token=found.cached_token, evictions_ago=found.evictions_ago,
             other_namespace=found.other_namespace[:-1],
         )  # fmt: skip
+
+    def _known_logprobs(self, request: Request, first: int, namespace: Namespace) -> list[float]:
+        """Log-probabilities of the prompt's tokens from position ``first`` on, as far as they stand beside
+        the tree without a gap. Those who want alternatives, which are not kept, get none."""
+        if self.slot_logprobs.is_empty or request.num_prompt_alternatives:
+            return []
+        found = self.tree.lookup(request.prompt_ids, namespace)
+        pages = found.page_ids
+        if found.partial_page is not None:
+            pages = np.append(pages, np.int32(found.partial_page))
+        positions = np.arange(first, max(found.num_tokens, first), dtype=np.int64)
+        return self.slot_logprobs.known_run(slots_of(pages, positions, self.page_size))
 
     def _namespace(self, namespace: Namespace) -> Namespace:
         return (*namespace, self.epoch)
@@ -142,7 +179,10 @@ class KVCacheManager:
             self.pool.decref(evicted)
             if len(evicted) < short:
                 raise InternalError(f"M2: {short} pages should be idle, {len(evicted)} were: {self.stats()}")
-        return self.pool.allocate(num_pages)
+            self._publish()
+        pages = self.pool.allocate(num_pages)
+        self.slot_logprobs.forget(pages)
+        return pages
 
     # ---- acquire ----------------------------------------------------------------------------------------
 
@@ -151,11 +191,16 @@ class KVCacheManager:
 
         Sets ``page_table``, ``num_computed`` (the hit, to the token), ``num_committed_pages``,
         ``namespace`` and, at first admission, ``num_cached``. Needs no free page and evicts nothing. At
-        least one token is left to compute (M3), and at most ``seq.max_hit_tokens`` are hit.
+        least one token is left to compute (M3), and at most ``seq.max_hit_tokens`` are hit. Where prompt
+        positions are to be scored, those whose number is known are scored here, and so may be hit.
         """
         self._check_empty(seq)
         namespace = self._namespace(seq.request.namespace)
-        match = self.tree.match(seq.token_ids[: seq.max_hit_tokens], namespace)
+        if seq.next_scored < seq.num_prompt:
+            known = self._known_logprobs(seq.request, seq.next_scored, namespace)
+            seq.logprobs += known
+            self.slot_logprobs.num_reused += len(known)
+        match = self.tree.match(seq.token_ids[: seq.max_hit_tokens], namespace, seq.request.priority)
         self._hold(match.page_ids)
         seq.namespace = namespace
         seq.page_table.hold = Hold(self, namespace, match.num_tokens)
@@ -238,6 +283,7 @@ class KVCacheManager:
         need = max(grow, 0) + (shared is not None) - alone
         if need > self.pool.num_free and need > (available := self.num_available):
             need = self._do_without_copy(seq, need, available)
+            shared = self._shared_page(seq)
         elif copy is not None and alone:
             self._take_over(seq, copy)
         self._admitting.discard(seq)
@@ -278,8 +324,23 @@ class KVCacheManager:
             if self.pool.ref_count[copy.source] <= 2 and self.tree.num_tokens_of(copy.source):
                 self._drop_partial(seq, copy)
                 return need
+        index = self._shared_page(seq)
+        if index is not None and need - 1 <= available:
+            page = int(seq.page_table.pages[index])
+            if self.pool.ref_count[page] == 2 and self._is_tail_of_tree(page, seq.num_computed):
+                self.tree.take(page)
+                self.pool.decref(_page(page))
+                self._publish()
+                self.slot_logprobs.forget(_page(page), seq.num_computed % self.page_size)
+                self._counters["num_takeovers"] += 1
+                return need - 1
         self._counters["num_out_of_pages"] += 1
         raise OutOfPages(need, available)
+
+    def _is_tail_of_tree(self, page: int, num_computed: int) -> bool:
+        """Whether the tree holds ``page`` for no more tokens than a sequence with this many has on it. Then a
+        fork that ended before the sequence wrote has left it there."""
+        return 0 < self.tree.num_tokens_of(page) <= num_computed % self.page_size
 
     def _can_take_over(self, copy: TailCopy) -> bool:
         if self.pool.ref_count[copy.source] != 2:
@@ -291,7 +352,9 @@ class KVCacheManager:
         if self.tree.num_tokens_of(copy.source):
             self.tree.take(copy.source)
             self.pool.decref(_page(copy.source))
+            self._publish()
         seq.page_table.extend(_page(copy.source))
+        self.slot_logprobs.forget(_page(copy.source), copy.num_tokens)
         del self._copies[seq]
         self._counters["num_takeovers"] += 1
 
@@ -320,6 +383,7 @@ class KVCacheManager:
                 out.append(PageCopy(copy.source, destination, copy.num_tokens))
                 copy.state = CopyState.TAKEN
                 self._let_go(_page(copy.source))
+        self.slot_logprobs.copy(out)
         return tuple(out)
 
     def _is_done(self, seq: Sequence, copy: TailCopy) -> bool:
@@ -349,6 +413,17 @@ class KVCacheManager:
 
     # ---- commit -----------------------------------------------------------------------------------------
 
+    def note_logprobs(self, seq: Sequence, logprobs: Iterable[float]) -> None:
+        """The next prompt positions of ``seq`` that want it were scored, in order. The row before each was
+        computed in the batch that just came back, so their slots are the sequence's own. Call it before
+        ``commit`` or ``release``."""
+        self._check_held(seq, "note_logprobs")
+        values = list(logprobs)
+        first = seq.next_scored
+        assert seq.num_computed < first and first + len(values) <= seq.num_prompt
+        self.slot_logprobs.note(seq.page_table.slot_mapping(first, first + len(values)), values)
+        seq.logprobs += values
+
     def commit(self, seq: Sequence) -> None:
         """The scheduler raised ``num_computed``: make the newly full pages known.
 
@@ -363,6 +438,7 @@ class KVCacheManager:
         num_full = seq.num_computed // self.page_size
         if num_full > seq.num_committed_pages and not self._is_stale(seq):
             self._insert(seq, num_full * self.page_size)
+            self._publish()
 
     def _check_progress(self, seq: Sequence) -> None:
         copy = self._copies.get(seq)
@@ -378,7 +454,7 @@ class KVCacheManager:
         """Insert the first ``num_tokens`` tokens with their pages, the last one maybe partial."""
         known = seq.num_committed_pages
         mine = seq.page_table.pages[: -(-num_tokens // self.page_size)]
-        done = self.tree.insert(seq.token_ids[:num_tokens], mine, known, seq.namespace)
+        done = self.tree.insert(seq.token_ids[:num_tokens], mine, known, seq.namespace, seq.request.priority)
         self._hold(done.adopted)
         if done.replaced is not None:
             self._follow_replacement(*done.replaced)
@@ -392,6 +468,7 @@ class KVCacheManager:
         mine = seq.page_table.pages[start : len(canonical)].copy()
         differ = mine != canonical[start:]
         self._hold(canonical[start:][differ])
+        self.slot_logprobs.fill(canonical[start:][differ], mine[differ], self.page_size)
         seq.page_table.replace(start, canonical[start:])
         self._let_go(mine[differ])
         self._counters["num_repointed"] += int(differ.sum())
@@ -464,13 +541,31 @@ class KVCacheManager:
         self._end_copy(seq)
         if seq.num_computed > seq.num_committed_pages * self.page_size and not self._is_stale(seq):
             self._insert(seq, seq.num_computed)
+        if seq.logprobs:
+            self._leave_logprobs(seq)
         self._let_go(seq.page_table.pop_from(0))
+        self._publish()
         seq.page_table.hold = None
         seq.num_computed = 0
         seq.num_committed_pages = 0
         if seq in self._admitting:  # never got its pages: that was no admission
             self._admitting.discard(seq)
             seq.num_cached = None
+            seq.logprobs.clear()  # taken from beside the tree, and to be looked at anew
+
+    def _leave_logprobs(self, seq: Sequence) -> None:
+        """What is known of the last, partial page goes to the page that the tree has for these tokens; of
+        tokens that were scored but not computed, nothing stays behind."""
+        index, num_tokens = divmod(seq.num_computed, self.page_size)
+        if index >= seq.page_table.num_pages:
+            return
+        mine = seq.page_table.pages[index : index + 1].copy()
+        if self.pool.ref_count[mine[0]] > 2 or num_tokens == 0:
+            return
+        self.slot_logprobs.forget(mine, num_tokens)
+        found = self.tree.lookup(seq.token_ids[: seq.num_computed], seq.namespace)
+        if not self._is_stale(seq) and found.partial_page is not None and found.partial_tokens == num_tokens:
+            self.slot_logprobs.fill(_page(found.partial_page), mine, num_tokens)
 
     # ---- pins and flush ---------------------------------------------------------------------------------
 
@@ -521,12 +616,34 @@ class KVCacheManager:
             self.unpin(pin)
         pages = self.tree.clear()
         self.pool.decref(pages)
+        self._publish()
         self.epoch += 1
         self._counters["num_flushes"] += 1
         num_freed = int(np.count_nonzero(self.pool.ref_count[pages] == 0))
         return FlushReport(
             num_pages_freed=num_freed, num_pages_held=len(pages) - num_freed, pins_dropped=dropped
         )
+
+    # ---- events -----------------------------------------------------------------------------------------
+
+    def _publish(self) -> None:
+        """The pages that the tree let go are freed: others may hear of it."""
+        if self._events is not None:
+            self._events.publish()
+
+    def take_events(self) -> tuple[Event, ...]:
+        """What entered and left the tree since the last call, in order; namespaces as the requests named
+        them. Applied to the content before them they give exactly the content now (``radixkv.kv.replay``).
+        Raises ``MisuseError`` where events are off (``max_event_pages`` is 0)."""
+        if self._events is None:
+            raise MisuseError("events are off: nothing was recorded")
+        return tuple(_without_epoch(event) for event in self._events.take())
+
+    def content(self) -> Iterator[Stored]:
+        """Everything that the tree holds now, as if it entered now; parents before children. Read it to its
+        end before anything else is called."""
+        for event in self.tree.content():
+            yield replace(event, namespace=event.namespace[:-1])
 
     # ---- verifying --------------------------------------------------------------------------------------
 
@@ -536,6 +653,9 @@ class KVCacheManager:
         sequences = list(sequences)
         self.pool.check()
         self.tree.check(self.pool.ref_count)
+        if self._events is not None:
+            self._events.check()
+        self.slot_logprobs.check()
         expected = np.zeros(self.pool.num_pages, np.int64)
         expected[self.tree.held_pages] += 1
         for pin in self.pins:
@@ -575,6 +695,22 @@ class KVCacheManager:
         is_mine = hold.manager is self if hold is not None else seq.page_table.num_pages == 0
         require(is_mine, "M1", f"pages that this manager did not give: {state}")
 
+    def check_idle(self) -> None:
+        """Verify M1 where no sequence holds anything: each page is free, or the tree's, or pinned. Raises
+        ``InternalError``. Costs a few passes over an array of the pool's pages."""
+        expected = np.zeros(self.pool.num_pages, np.int32)
+        expected[self.tree.held_pages] = 1
+        for pin in self.pins:
+            expected[list(pin.pages)] += 1
+        wrong = np.flatnonzero(expected != self.pool.ref_count)
+        state = [(int(p), int(self.pool.ref_count[p]), int(expected[p])) for p in wrong[:16]]
+        require(len(wrong) == 0, "M1", f"idle, but (page, count, holders): {state}")
+        require(
+            not self._copies and not self._admitting, "M1", f"idle, but {len(self._copies)} copies are open"
+        )
+        num_live = int(np.count_nonzero(expected))
+        require(self.pool.num_free == self.pool.num_pages - num_live, "P1", self.pool.stats())
+
     def check_writes(self, seq: Sequence, num_tokens: int) -> None:
         """Verify W1 for the next ``num_tokens`` positions after their ``reserve``."""
         start, stop = seq.num_computed, seq.num_computed + num_tokens
@@ -584,8 +720,9 @@ class KVCacheManager:
         state = f"positions {start}..{stop - 1} on pages {pages.tolist()} with counts {counts.tolist()}"
         require(num_tokens == 0 or bool((counts == 1).all()), "W1", state)
 
-    def stats(self) -> dict[str, int]:
-        """Page numbers now, and counters since the beginning. ``num_pages_used`` excludes idle pages."""
+    def stats(self) -> dict[str, Any]:
+        """Page numbers now, counters since the beginning, and the tree's with its histograms.
+        ``num_pages_used`` excludes idle pages."""
         num_idle = self.tree.num_idle(self.pool.ref_count)
         return {
             "num_pages": self.pool.num_pages,
@@ -597,8 +734,14 @@ class KVCacheManager:
             "num_copies_open": len(self._copies),
             "epoch": self.epoch,
             **self._counters,
+            **({} if self._events is None else self._events.stats()),
+            **self.slot_logprobs.stats(),
             **{f"tree_{name}": value for name, value in self.tree.stats().items()},
         }
+
+
+def _without_epoch(event: Event) -> Event:
+    return replace(event, namespace=event.namespace[:-1]) if isinstance(event, Stored) else event
 
 
 def _page(page: int) -> PageIds:

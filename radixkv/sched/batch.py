@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from radixkv.kv.page_copy import PageCopy
-from radixkv.sched.token_logprobs import TokenLogprobs
 from radixkv.sequence import FinishReason
+from radixkv.token_logprobs import TokenLogprobs
 from radixkv.types import PageIds, SlotMapping, TokenIds
 
 
@@ -38,7 +39,7 @@ class SamplingRows:
     bias_row: NDArray[np.int64]
     bias_token: NDArray[np.int64]
     bias_value: NDArray[np.float32]
-    """Logit bias."""
+    """Logit bias, added up where a token stands twice; minus infinity bars a token."""
     seen_row: NDArray[np.int64]
     seen_token: NDArray[np.int64]
     seen_in_output: NDArray[np.int32]
@@ -66,7 +67,9 @@ class Batch:
 
     page_size: int
     seq_ids: NDArray[np.int64]
-    """``[S]`` request ids."""
+    """``[S]`` numbers that tell the sequences apart."""
+    request_ids: NDArray[np.int64]
+    """``[S]``; the samples of one request have the same."""
     token_ids: TokenIds
     """``[R]``"""
     positions: NDArray[np.int64]
@@ -82,7 +85,7 @@ class Batch:
     last_page_len: NDArray[np.int32]
     """``[S]`` valid tokens in the last page after this step, ``1..page_size``."""
     sample_rows: NDArray[np.int64]
-    """Rows whose logits choose a token."""
+    """Rows whose logits choose a token; a row that several samples fork at stands once for each of them."""
     sample_seqs: NDArray[np.int64]
     """For each of ``sample_rows``, the index of its sequence (into ``seq_ids``)."""
     sampling: SamplingRows
@@ -141,11 +144,19 @@ class StepResult:
 
 @dataclass(frozen=True)
 class Usage:
-    """Token counts of one request; ``cached_tokens`` is counted once, at first admission."""
+    """Token counts of one request, or of one sample with its prompt; ``cached_tokens`` is counted once, at
+    first admission."""
 
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
+
+    @classmethod
+    def of_request(cls, samples: Iterable[Usage]) -> Usage:
+        """Of all samples of one request together: the prompt counts once, every sample's output counts."""
+        samples = list(samples)
+        completion_tokens = sum(usage.completion_tokens for usage in samples)
+        return cls(samples[0].prompt_tokens, samples[0].cached_tokens, completion_tokens)
 
 
 @dataclass(frozen=True)
@@ -160,6 +171,11 @@ class SequenceOutput:
     """Set on the last output: log-probabilities of the prompt from ``logprob_start`` on."""
     error: BaseException | None = None
     """Set where ``finish_reason`` is ``error``."""
+    sample_index: int = 0
+    """Which of the request's samples (beams) this is, from 0. Each has one last output, in any order, and
+    the request ends with the last one's."""
+    cumulative_logprob: float | None = None
+    """Of all output tokens, where their log-probabilities are wanted."""
     token_logprobs: tuple[TokenLogprobs, ...] = ()
     """One for each of ``new_token_ids`` where ``SamplingParams.logprobs`` asks for them."""
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()

@@ -26,7 +26,12 @@ class _Scores:
 
 
 def build_batch(
-    grants: Mapping[Sequence, int], page_copies: tuple[PageCopy, ...], *, page_size: int, vocab_size: int
+    grants: Mapping[Sequence, int],
+    page_copies: tuple[PageCopy, ...],
+    *,
+    page_size: int,
+    vocab_size: int,
+    eos_token_ids: tuple[int, ...] = (),
 ) -> Batch:
     """A batch that computes the next ``grants[seq]`` (at least 1) tokens of each sequence.
 
@@ -51,12 +56,14 @@ def build_batch(
         i
         for i, (seq, _, stop) in enumerate(bounds)
         if stop == seq.num_tokens and seq.request.sampling.max_tokens > 0
+        for _ in range(1 if seq.request.beam is not None else seq.num_samples)
     ]
     sample_index = np.array(sample_seqs, np.int64)
     scores = _score_rows(bounds, row_indptr)
     return Batch(
         page_size=page_size,
-        seq_ids=np.fromiter((seq.request.request_id for seq in sequences), np.int64, num_seqs),
+        seq_ids=np.fromiter((seq.number for seq in sequences), np.int64, num_seqs),
+        request_ids=np.fromiter((seq.request.request_id for seq in sequences), np.int64, num_seqs),
         token_ids=np.concatenate([seq.token_ids[start:stop] for seq, start, stop in bounds]),
         positions=positions,
         slot_mapping=slots_of(page_indices, positions, page_size, np.repeat(page_indptr[:-1], counts)),
@@ -66,7 +73,7 @@ def build_batch(
         last_page_len=((stops - 1) % page_size + 1).astype(np.int32),
         sample_rows=row_indptr[1:][sample_index] - 1,
         sample_seqs=sample_index,
-        sampling=sampling_rows([sequences[i] for i in sample_seqs], vocab_size),
+        sampling=sampling_rows([sequences[i] for i in sample_seqs], vocab_size, eos_token_ids),
         score_rows=scores.rows,
         score_targets=scores.targets,
         score_seqs=scores.seqs,

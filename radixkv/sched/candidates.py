@@ -13,8 +13,12 @@ from radixkv.sequence import Sequence
 
 class Candidates:
     """A view of the waiting queue in the order of trying: preempted sequences, then the policy's order over
-    the first ``max_candidates`` by arrival; but a request that may not be overtaken any more (D4) comes
-    before all but the preempted. Remembers hits while the tree stays as it is; changes nothing else."""
+    ``max_candidates`` of the others; but a request that may not be overtaken any more (D4) comes before all
+    but the preempted. Under ``priority`` the preempted go before those of the same priority only, and after
+    the one that may not be overtaken: else a victim would come back before the one that it made way for.
+
+    Remembers hits while the tree stays as it is; changes nothing else.
+    """
 
     def __init__(
         self, config: EngineConfig, kv: KVCacheManager, queue: WaitingQueue, clock: Callable[[], float]
@@ -23,20 +27,21 @@ class Candidates:
         self._kv = kv
         self._queue = queue
         self._clock = clock
-        self._order = order_of(config.policy)
+        self._order = order_of(config.policy, config.policy_seed)
         self._hits: dict[int, int] = {}  # by request id; of tree version ``_hits_version``
         self._hits_version = -1
 
     def in_turn(self) -> Iterator[tuple[Sequence, bool]]:
         """Waiting sequences, next to try first, and whether others may be tried before it if it has to wait.
         The caller admits each or, where it may, passes it over; else it stops."""
-        for seq in self._queue.boosted():
-            yield seq, True
+        if not self._by_priority:
+            for seq in self._queue.boosted():
+                yield seq, True
         ordered: list[Sequence] | None = None
         place = 0
         while self._queue:
             earliest = self._queue.earliest
-            if self._may_not_be_overtaken(earliest):
+            if self.may_not_be_overtaken(earliest):
                 yield earliest, False
                 continue
             if ordered is None:
@@ -66,13 +71,18 @@ class Candidates:
         self._hits.pop(seq.request.request_id, None)
 
     def _ordered(self) -> list[Sequence]:
-        waiting = self._queue.ordinary(self._config.max_candidates)
+        waiting = self.all() if self._by_priority else self._queue.ordinary(self._config.max_candidates)
         if needs_hits(self._config.policy):
             for seq in waiting:
                 self.hit(seq)
         return self._order(waiting, self._hits, self._clock())
 
-    def _may_not_be_overtaken(self, seq: Sequence) -> bool:
+    @property
+    def _by_priority(self) -> bool:
+        return self._config.policy == "priority"
+
+    def may_not_be_overtaken(self, seq: Sequence) -> bool:
+        """Whether D4 puts ``seq`` first now; asked of one that runs: whether it would, did it wait."""
         return (
             self._queue.num_overtakers(seq) >= self._config.max_skips
             or self._clock() - seq.arrival >= self._config.max_wait_s

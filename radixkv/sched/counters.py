@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from radixkv.sequence import FinishReason
 
@@ -17,8 +17,14 @@ class Counters:
     num_aborted: int = 0
     num_failed: int = 0
     num_refused: int = 0
-    """Not added: the request was wrong or could never fit."""
+    """Not added: the request was wrong or could never fit, or the queue was full."""
+    num_queue_full: int = 0
+    """Of these, refused because the queue was full."""
+    num_timed_out: int = 0
+    """Waited too long for their first admission."""
     num_preemptions: int = 0
+    num_priority_preemptions: int = 0
+    """Of these, to make way for a request of higher priority."""
     num_steps: int = 0
     """Batches whose results arrived."""
     num_undone_steps: int = 0
@@ -37,12 +43,14 @@ class Counters:
             self.num_aborted += 1
         elif reason == "error":
             self.num_failed += 1
+        elif reason == "timeout":
+            self.num_timed_out += 1
         else:
             self.num_finished += 1
 
     @property
     def num_ended(self) -> int:
-        return self.num_finished + self.num_aborted + self.num_failed
+        return self.num_finished + self.num_aborted + self.num_failed + self.num_timed_out
 
     @property
     def hit_rate(self) -> float:
@@ -50,4 +58,4 @@ class Counters:
         return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
 
     def stats(self) -> dict[str, int | float]:
-        return {**asdict(self), "hit_rate": self.hit_rate}
+        return {**vars(self), "hit_rate": self.hit_rate}

@@ -16,11 +16,14 @@ _NO_INT32 = np.empty(0, np.int32)
 _NO_FLOAT32 = np.empty(0, np.float32)
 
 
-def sampling_rows(sequences: Seq[Sequence], vocab_size: int) -> SamplingRows:
-    """One row for each of ``sequences``, which all sample a token in this step, in their order."""
+def sampling_rows(
+    sequences: Seq[Sequence], vocab_size: int, eos_token_ids: tuple[int, ...] = ()
+) -> SamplingRows:
+    """One row for each of ``sequences``, which all sample a token in this step, in their order. One that
+    stands there several times in a row samples for as many samples that are to fork."""
     params = [seq.request.sampling for seq in sequences]
     num_rows = len(params)
-    bias_row, bias_token, bias_value = _bias_triples(sequences)
+    bias_row, bias_token, bias_value = _bias_triples(sequences, eos_token_ids)
     seen_row, seen_token, seen_in_output = _seen_triples(sequences)
     temperature = np.fromiter((p.temperature for p in params), np.float32, num_rows)
     return SamplingRows(
@@ -38,9 +41,7 @@ def sampling_rows(sequences: Seq[Sequence], vocab_size: int) -> SamplingRows:
         repetition_penalty=np.fromiter((p.repetition_penalty for p in params), np.float32, num_rows),
         presence_penalty=np.fromiter((p.presence_penalty for p in params), np.float32, num_rows),
         frequency_penalty=np.fromiter((p.frequency_penalty for p in params), np.float32, num_rows),
-        num_logprobs=np.fromiter(
-            (0 if p.logprobs is None else 1 + p.logprobs for p in params), np.int32, num_rows
-        ),
+        num_logprobs=np.fromiter((seq.num_logprobs for seq in sequences), np.int32, num_rows),
     )
 
 
@@ -52,20 +53,23 @@ def _draws(sequences: Seq[Sequence], temperature: NDArray[np.float32]) -> NDArra
         return draws
     chosen = [sequences[row] for row in random_rows.tolist()]
     seeds = []
-    for seq in chosen:
+    indices: list[int] = []
+    for place, seq in enumerate(chosen):
         seed = seq.request.sampling.seed
         assert seed is not None, "a request that draws is given its seed when it is added"
         seeds.append(seed)
+        repeats = place > 0 and chosen[place - 1] is seq
+        indices.append(indices[-1] + 1 if repeats else seq.request.sample_index + seq.sample_index)
     draws[random_rows] = draws_of(
         np.array(seeds, np.uint64),
-        np.array([seq.request.sample_index for seq in chosen], np.uint64),
+        np.array(indices, np.uint64),
         np.array([seq.num_output for seq in chosen], np.uint64),
     )
     return draws
 
 
 def _bias_triples(
-    sequences: Seq[Sequence],
+    sequences: Seq[Sequence], eos_token_ids: tuple[int, ...]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
     rows: list[NDArray[np.int64]] = []
     tokens: list[NDArray[np.int64]] = []
@@ -76,9 +80,23 @@ def _bias_triples(
             rows.append(np.full(len(bias), row, np.int64))
             tokens.append(np.fromiter(bias.keys(), np.int64, len(bias)))
             values.append(np.fromiter(bias.values(), np.float32, len(bias)))
+        barred = _barred(seq, eos_token_ids)
+        if barred:
+            rows.append(np.full(len(barred), row, np.int64))
+            tokens.append(np.array(barred, np.int64))
+            values.append(np.full(len(barred), -np.inf, np.float32))
     if not rows:
         return _NO_INT64, _NO_INT64, _NO_FLOAT32
     return np.concatenate(rows), np.concatenate(tokens), np.concatenate(values)
+
+
+def _barred(seq: Sequence, eos_token_ids: tuple[int, ...]) -> tuple[int, ...]:
+    """Tokens that would end ``seq`` before it has its ``min_tokens``."""
+    sampling = seq.request.sampling
+    if seq.num_output >= sampling.min_tokens:
+        return ()
+    ends = sampling.stop_token_ids + (() if sampling.ignore_eos else eos_token_ids)
+    return tuple(dict.fromkeys(ends))
 
 
 def _seen_triples(

@@ -5,26 +5,28 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-
-import numpy as np
+from typing import Any
 
 from radixkv.config import EngineConfig, ModelSpec
-from radixkv.errors import (
-    DuplicateRequestError,
-    InvalidRequestError,
-    MisuseError,
-    NonFiniteLogitsError,
-    OutOfPages,
-)
+from radixkv.errors import DuplicateRequestError, InvalidRequestError, MisuseError, NonFiniteLogitsError
 from radixkv.kv.invariant import require
 from radixkv.kv.manager import KVCacheManager
 from radixkv.sched.admission import Admission
-from radixkv.sched.batch import Batch, SequenceOutput, StepResult, Usage
+from radixkv.sched.batch import Batch, SequenceOutput, StepResult
 from radixkv.sched.batch_builder import build_batch
+from radixkv.sched.beam_group import BeamGroup
+from radixkv.sched.beam_search import BeamSearch
 from radixkv.sched.counters import Counters
 from radixkv.sched.draws import with_seed
+from radixkv.sched.forking import fork_samples
+from radixkv.sched.latencies import Latencies
 from radixkv.sched.limits import refuse_unfit
+from radixkv.sched.live_request import LiveRequest
+from radixkv.sched.logprob_results import sampled_entries, take_prompt_scores
+from radixkv.sched.running import Running
+from radixkv.sched.sequence_outputs import beam_outputs, last_outputs, output_of
 from radixkv.sequence import FinishReason, Request, Sequence, Status
+from radixkv.token_logprobs import TokenLogprobs
 
 
 class Scheduler:
@@ -60,10 +62,11 @@ class Scheduler:
         self.kv = kv
         self.counters = Counters()
         self._clock = clock
-        self._admission = Admission(config, kv, self.counters, clock)
+        self._latencies = Latencies()
+        self._admission = Admission(config, kv, self.counters, self._latencies, clock)
         self._queue = self._admission.queue
-        self._live: dict[int, Sequence] = {}  # waiting and running, by request id
-        self._running: dict[int, Sequence] = {}  # in order of admission
+        self._live: dict[int, LiveRequest] = {}  # by request id
+        self._running = Running(config, kv, self._queue, self._admission.reservation, self.counters)
         self._in_flight: Batch | None = None
         self._abort_later: set[int] = set()
         self._outputs: list[SequenceOutput] = []  # ended outside ``update``
@@ -73,38 +76,58 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Put ``request`` into the queue. Raises ``InvalidRequestError`` or one of its kinds, having changed
-        nothing, where its id is in use, a token lies outside the vocabulary, or it can never fit."""
+        nothing, where its id is in use, a token lies outside the vocabulary, it can never fit, or as many
+        wait as may (``QueueFullError``)."""
         try:
             if request.request_id in self._live:
                 raise DuplicateRequestError(f"request id {request.request_id} is already in use")
             refuse_unfit(request, self.config, self.spec)
+            self._admission.refuse_if_full()
         except InvalidRequestError:
             self.counters.num_refused += 1
             raise
         seq = Sequence(with_seed(request), self.config.page_size, self._clock(), self._num_arrivals)
-        self._num_arrivals += 1
-        self._live[request.request_id] = seq
+        self._num_arrivals += request.num_samples
+        beams = self._beams_of(seq)
+        self._live[request.request_id] = LiveRequest(seq, beams)
+        if beams is not None:
+            self._running.beams[request.request_id] = beams
         self._queue.add(seq)
         self.counters.num_added += 1
 
-    def abort(self, request_id: int) -> SequenceOutput | None:
-        """End a request. Returns its final output; ``None`` where there is no such request (any more), or
-        where its batch is out: then the final output is among those of ``update``."""
-        seq = self._live.get(request_id)
-        if seq is None:
+    def _beams_of(self, seq: Sequence) -> BeamGroup | None:
+        """``seq`` is new; a beam search needs the log-probabilities of several tokens after each."""
+        sampling, beam = seq.request.sampling, seq.request.beam
+        if beam is None:
             return None
-        if self._in_flight is not None and request_id in self._running:
+        ends = () if sampling.ignore_eos else self.spec.eos_token_ids
+        search = BeamSearch(
+            beam, frozenset((*ends, *sampling.stop_token_ids)), sampling.max_tokens, sampling.min_tokens
+        )
+        seq.num_logprobs = 1 + min(search.num_candidates, self.spec.vocab_size)
+        return BeamGroup(seq, search)
+
+    def abort(self, request_id: int) -> tuple[SequenceOutput, ...]:
+        """End a request. Returns the final output of each of its samples that had not ended; nothing where
+        there is no such request (any more), or where its batch is out: then the final outputs are among those
+        of ``update``."""
+        live = self._live.get(request_id)
+        if live is None:
+            return ()
+        if self._in_flight is not None and live.is_running:
             self._abort_later.add(request_id)
-            return None
-        return self._end(seq, "abort")
+            return ()
+        return tuple(self._end_request(live, "abort"))
 
     def finish(self, request_id: int, sample_index: int = 0) -> SequenceOutput | None:
-        """End a request as ``stop``, because its text is complete; else as ``abort``. ``MisuseError`` while a
-        batch is out: there is no new text then."""
+        """End one sample of a request as ``stop``, because its text is complete. Returns its final output;
+        ``None`` where there is no such sample (any more). ``MisuseError`` while a batch is out: there is no
+        new text then."""
         if self._in_flight is not None:
             raise MisuseError(f"request {request_id} cannot be finished while a batch is out; abort it")
-        seq = self._live.get(request_id)
-        return None if seq is None else self._end(seq, "stop")
+        live = self._live.get(request_id)
+        seq = None if live is None else live.sample(sample_index)
+        return None if seq is None else self._end(seq, "stop")[0]
 
     def take_outputs(self) -> list[SequenceOutput]:
         """Final outputs of requests that ended in ``schedule`` or ``undo``; each is given once."""
@@ -123,8 +146,12 @@ class Scheduler:
         assert self._in_flight is None, "the last batch has not come back"
         with self._timed("schedule_cpu_s"):
             self.kv.expire_pins()
-            preempted = self._reserve_for_running()
-            grants = self._grant_running()
+            for seq in self._admission.overdue():
+                self._outputs += self._end(seq, "timeout")
+            preempted, hopeless = self._running.reserve()
+            if hopeless is not None:
+                self._outputs += self._end(hopeless[0], "error", hopeless[1])
+            grants = self._running.grant()
             if not preempted:
                 self._admit(grants)
             if not grants:
@@ -135,6 +162,7 @@ class Scheduler:
                 self.kv.take_copies(),
                 page_size=self.config.page_size,
                 vocab_size=self.spec.vocab_size,
+                eos_token_ids=self.spec.eos_token_ids,
             )
             return self._in_flight
 
@@ -143,22 +171,37 @@ class Scheduler:
         with self._timed("update_cpu_s"):
             sequences = self._take_back(batch)
             self.counters.num_steps += 1
-            self._take_logprobs(batch, result, sequences)
-            sampled = dict(zip(batch.sample_seqs.tolist(), result.sampled_ids.tolist(), strict=True))
+            take_prompt_scores(self.kv, batch, result, sequences)
+            entries = sampled_entries(batch, result)
             counts = (batch.query_indptr[1:] - batch.query_indptr[:-1]).tolist()
-            outputs = []
-            for i, (seq, count) in enumerate(zip(sequences, counts, strict=True)):
+            for seq, count in zip(sequences, counts, strict=True):
                 self.counters.prompt_tokens_computed += max(0, min(count, seq.num_prompt - seq.num_computed))
                 seq.num_computed += count
-                output = self._advance(seq, sampled.get(i))
-                if output is not None:
-                    outputs.append(output)
+            outputs: list[SequenceOutput] = []
+            for request_id in sorted(self._abort_later):
+                outputs += self._end_request(self._live[request_id], "abort")
+            rows: list[list[int]] = [[] for _ in sequences]
+            for row, i in enumerate(batch.sample_seqs.tolist()):
+                rows[i].append(row)
+            ids = result.sampled_ids.tolist()
+            groups: dict[int, dict[int, int]] = {}
+            for seq, its_rows in zip(sequences, rows, strict=True):
+                if seq.request.beam is not None:
+                    groups.setdefault(seq.request.request_id, {}).update(
+                        (seq.number, row) for row in its_rows
+                    )
+                elif seq.status is Status.RUNNING:  # not aborted
+                    tokens = [(ids[row], entries[row] if entries else None) for row in its_rows]
+                    outputs += self._advance(seq, tokens)
+            for request_id, row_of in groups.items():
+                if request_id in self._live:
+                    outputs += self._advance_beams(self._live[request_id], row_of, result)
             return outputs
 
     def fail(self, batch: Batch, error: BaseException) -> list[SequenceOutput]:
         """``batch`` did not run to its end: its requests fail (or end as aborted, where that was asked). An
         error that names requests (``NonFiniteLogitsError``) fails only those; the others compute again."""
-        named = error.request_ids if isinstance(error, NonFiniteLogitsError) else batch.seq_ids.tolist()
+        named = error.seq_ids if isinstance(error, NonFiniteLogitsError) else batch.seq_ids.tolist()
         return self._abandon(batch, set(named), error)
 
     def undo(self, batch: Batch) -> None:
@@ -168,15 +211,17 @@ class Scheduler:
     def _abandon(self, batch: Batch, failed: set[int], error: BaseException | None) -> list[SequenceOutput]:
         """What a batch that did not run to its end leaves. Nothing of it counts as computed. Whether its page
         copies were done is not known either: who needed one starts again from the tree."""
-        outputs = []
+        outputs: list[SequenceOutput] = []
         copied = {copy.dst for copy in batch.page_copies}
         self.counters.num_undone_steps += 1
         for seq in self._take_back(batch):
+            if seq.status is not Status.RUNNING:
+                continue  # its request or its beam search has ended or was preempted just now
             request_id = seq.request.request_id
             if request_id in self._abort_later:
-                outputs.append(self._end(seq, "abort"))
-            elif request_id in failed:
-                outputs.append(self._end(seq, "error", error))
+                outputs += self._end_request(self._live[request_id], "abort")
+            elif seq.number in failed:
+                outputs += self._end(seq, "error", error)
             elif int(seq.page_table.pages[seq.num_computed // self.config.page_size]) in copied:
                 self._preempt(seq)
         return outputs
@@ -185,96 +230,111 @@ class Scheduler:
         """End every request with ``error`` without touching the ledger, which is not to be trusted any more.
         For a dead engine; nothing can be scheduled afterwards."""
         outputs = self.take_outputs()
-        for seq in list(self._live.values()):
-            seq.status, seq.finish_reason = Status.FINISHED, "error"
+        for live in self._live.values():
             self.counters.count_end("error")
-            outputs.append(self._output(seq, (), error))
-        self._live, self._running, self._in_flight = {}, {}, None
+            if live.beams is not None:
+                outputs += beam_outputs(live.beams, "error", error)
+                continue
+            for seq in live.samples:
+                seq.status, seq.finish_reason = Status.FINISHED, "error"
+                outputs += last_outputs(seq, (), error)
+        self._live, self._in_flight = {}, None
+        self._running.clear()
         self._queue.clear()
+        self._latencies.clear()
         return outputs
-
-    # Running sequences
-
-    def _reserve_for_running(self) -> bool:
-        """Room for what each running sequence lacks; whether anybody was preempted for it."""
-        preempted = False
-        for request_id in list(self._running):
-            while (seq := self._running.get(request_id)) is not None:
-                try:
-                    self.kv.reserve(seq, seq.num_tokens - seq.num_computed)
-                    break
-                except OutOfPages as error:
-                    if len(self._running) == 1:
-                        self._outputs.append(self._end(seq, "error", error))
-                        break
-                    victim = max(self._running.values(), key=lambda v: (-v.num_preemptions, v.number))
-                    self._preempt(victim)
-                    preempted = True
-        return preempted
-
-    def _preempt(self, seq: Sequence) -> None:
-        self.kv.release(seq)
-        del self._running[seq.request.request_id]
-        seq.status = Status.WAITING
-        seq.num_preemptions += 1
-        self.counters.num_preemptions += 1
-        self._queue.add(seq)
-
-    def _grant_running(self) -> dict[Sequence, int]:
-        """One token for each running sequence, then more for those that lack more, in order of admission."""
-        spare = self.config.max_batch_tokens - len(self._running)
-        grants: dict[Sequence, int] = {}
-        for seq in self._running.values():
-            more = min(seq.num_tokens - seq.num_computed - 1, spare)
-            grants[seq] = 1 + more
-            spare -= more
-        return grants
 
     # Admission
 
     def _admit(self, grants: dict[Sequence, int]) -> None:
         """Start waiting sequences beside those that run; extends ``grants``."""
-        admitted = self._admission.admit(self._running.values(), grants)
+        admitted = self._admission.admit(self._running, grants, self._make_way)
         for seq in admitted.sequences:
-            seq.status = Status.RUNNING
-            self._running[seq.request.request_id] = seq
+            self._running.add(seq)
         if admitted.hopeless is not None:
             seq, error = admitted.hopeless
-            self._outputs.append(self._end(seq, "error", error))
+            self._outputs += self._end(seq, "error", error)
+
+    def _preempt(self, seq: Sequence) -> None:
+        self._running.preempt(seq)
+
+    def _make_way(self, seq: Sequence) -> None:
+        """``seq`` is preempted for a request of higher priority."""
+        self._preempt(seq)
+        self.counters.num_priority_preemptions += 1
 
     # Results
 
     def _take_back(self, batch: Batch) -> list[Sequence]:
         assert batch is self._in_flight, "this batch is not out"
         self._in_flight = None
-        return [self._running[request_id] for request_id in batch.seq_ids.tolist()]
+        return [self._running[number] for number in batch.seq_ids.tolist()]
 
-    def _take_logprobs(self, batch: Batch, result: StepResult, sequences: list[Sequence]) -> None:
-        if len(batch.score_seqs) == 0:
-            return
-        scored, firsts = np.unique(batch.score_seqs, return_index=True)
-        parts = np.split(result.score_logprobs, firsts[1:])
-        for i, part in zip(scored.tolist(), parts, strict=True):
-            sequences[i].logprobs += part.tolist()
+    def _advance(self, seq: Sequence, tokens: list[tuple[int, TokenLogprobs | None]]) -> list[SequenceOutput]:
+        """``seq`` has computed its tokens; ``tokens`` are what it sampled, if it did, one for each sample
+        that it stands for, with their log-probabilities where those are wanted."""
+        if not tokens:
+            if seq.num_computed == seq.num_tokens:  # max_tokens is 0
+                return self._end(seq, "length")
+            self._commit(seq)
+            return []
+        if seq.num_samples == 1:
+            return self._take_token(seq, *tokens[0])
+        self._commit(seq)
+        samples = fork_samples(self.kv, seq)
+        self._live[seq.request.request_id].samples = list(samples)
+        for sample in samples[1:]:
+            self._running.add(sample)
+        outputs = []
+        for sample, token in zip(samples, tokens, strict=True):
+            outputs += self._take_token(sample, *token)
+        return outputs
 
-    def _advance(self, seq: Sequence, token_id: int | None) -> SequenceOutput | None:
-        """``seq`` has computed its rows; ``token_id`` is what it sampled, if it did."""
-        if seq.request.request_id in self._abort_later:
-            return self._end(seq, "abort")
-        new_ids: tuple[int, ...] = ()
-        reason: FinishReason | None = None
-        if token_id is not None:
-            seq.append(token_id)
-            new_ids = (token_id,)
-            self.counters.output_tokens += 1
-            reason = self._reason_to_stop(seq, token_id)
-        elif seq.num_computed == seq.num_tokens:
-            reason = "length"  # max_tokens is 0
+    def _take_token(self, seq: Sequence, token_id: int, entry: TokenLogprobs | None) -> list[SequenceOutput]:
+        seq.append(token_id)
+        if entry is not None:
+            seq.cumulative_logprob += entry.logprob
+        self.counters.output_tokens += 1
+        self._latencies.token(seq, self._clock())
+        reason = self._reason_to_stop(seq, token_id)
         if reason is not None:
-            return self._end(seq, reason, new_ids=new_ids)
+            return self._end(seq, reason, new_ids=(token_id,), entry=entry)
+        self._commit(seq)
+        return [output_of(seq, (token_id,), entry=entry)]
+
+    def _advance_beams(
+        self, live: LiveRequest, row_of: dict[int, int], result: StepResult
+    ) -> list[SequenceOutput]:
+        """The beams of one search have computed some tokens; ``row_of``: the row of ``result`` of each that
+        has computed its last one, by number. All have, or none."""
+        beams = live.beams
+        assert beams is not None
+        for beam in live.sequences:
+            self._commit(beam)
+        if beams.is_gathered:
+            if beams.first.num_computed == beams.first.num_tokens:
+                for beam in beams.spread(self.kv):
+                    self._running.add(beam)
+            return []
+        if beams.first.number not in row_of:
+            return []
+        rows = [row_of[beam.number] for beam in beams.beams]
+        num_top = beams.first.num_logprobs - 1
+        new, dropped = beams.advance(
+            self.kv, result.top_ids[rows, :num_top], result.top_logprobs[rows, :num_top]
+        )
+        self.counters.output_tokens += len(beams.beams)
+        if beams.search.is_over:
+            return self._end_beams(live, None)
+        for beam in dropped:
+            self._running.remove(beam)
+        for beam in new:
+            self._running.add(beam)
+        return []
+
+    def _commit(self, seq: Sequence) -> None:
         if seq.num_computed // self.config.page_size > seq.num_committed_pages:
             self.kv.commit(seq)
-        return self._output(seq, new_ids) if new_ids else None
 
     def _reason_to_stop(self, seq: Sequence, token_id: int) -> FinishReason | None:
         sampling = seq.request.sampling
@@ -291,27 +351,51 @@ class Scheduler:
         error: BaseException | None = None,
         *,
         new_ids: tuple[int, ...] = (),
-    ) -> SequenceOutput:
-        """The one way out, from waiting and from running (D3)."""
-        request_id = seq.request.request_id
+        entry: TokenLogprobs | None = None,
+    ) -> list[SequenceOutput]:
+        """The one way out, from waiting and from running (D3): of a sequence, for every sample that it stands
+        for, and of a beam search as a whole."""
+        live = self._live[seq.request.request_id]
+        if live.beams is not None:
+            return self._end_beams(live, reason, error)
+        self._leave(seq, reason)
+        live.remove(seq, reason)
+        if not live.samples:
+            self._forget(live)
+        return last_outputs(seq, new_ids, error, entry)
+
+    def _end_beams(
+        self, live: LiveRequest, reason: FinishReason | None, error: BaseException | None = None
+    ) -> list[SequenceOutput]:
+        """``reason``: why the search ends before it is over; ``None``: it is over."""
+        assert live.beams is not None
+        outputs = beam_outputs(live.beams, reason, error)
+        live.reason = outputs[0].finish_reason or "stop"
+        for beam in list(live.sequences):
+            self._leave(beam, live.reason)
+        self._forget(live)
+        return outputs
+
+    def _end_request(self, live: LiveRequest, reason: FinishReason) -> list[SequenceOutput]:
+        if live.beams is not None:
+            return self._end_beams(live, reason)
+        return [output for seq in list(live.samples) for output in self._end(seq, reason)]
+
+    def _leave(self, seq: Sequence, reason: FinishReason) -> None:
         if seq.status is Status.RUNNING:
             self.kv.release(seq)
-            del self._running[request_id]
+            self._running.remove(seq)
         else:
             self._queue.remove(seq)
-        del self._live[request_id]
-        self._admission.forget(seq)
-        self._abort_later.discard(request_id)
         seq.status, seq.finish_reason = Status.FINISHED, reason
-        self.counters.count_end(reason)
-        return self._output(seq, new_ids, error)
+        self._admission.ended(seq)
 
-    def _output(
-        self, seq: Sequence, new_ids: tuple[int, ...], error: BaseException | None = None
-    ) -> SequenceOutput:
-        usage = Usage(seq.num_prompt, seq.num_cached or 0, seq.num_output)
-        logprobs = tuple(seq.logprobs) if seq.finish_reason is not None else ()
-        return SequenceOutput(seq.request.request_id, new_ids, seq.finish_reason, usage, logprobs, error)
+    def _forget(self, live: LiveRequest) -> None:
+        """Nothing of the request is left."""
+        del self._live[live.request.request_id]
+        self._running.beams.pop(live.request.request_id, None)
+        self._abort_later.discard(live.request.request_id)
+        self.counters.count_end(live.reason)
 
     # Reports
 
@@ -327,26 +411,32 @@ class Scheduler:
     @property
     def running(self) -> list[Sequence]:
         """The running sequences, in order of admission; to be looked at only."""
-        return list(self._running.values())
+        return list(self._running)
 
-    def stats(self) -> dict[str, int | float]:
-        """Counters since the start, and the gauges ``num_waiting`` and ``num_running``."""
-        return {**self.counters.stats(), **self._admission.stats(), "num_running": len(self._running)}
+    def stats(self) -> dict[str, Any]:
+        """Counters since the start, the gauges ``num_waiting`` and ``num_running``, and the histograms
+        ``queue_time_s``, ``ttft_s`` and ``inter_token_s``."""
+        gauges = {"num_running": len(self._running)}
+        return {**self.counters.stats(), **self._admission.stats(), **gauges, **self._latencies.stats()}
 
     def check(self) -> None:
         """D1, D2, N1, and S1 of every sequence. Raises ``InternalError``."""
         self._admission.check()
-        waiting = {seq.request.request_id: seq for seq in self._queue}
-        require(not waiting.keys() & self._running.keys(), "D1", "a sequence both waits and runs")
-        require({**waiting, **self._running} == self._live, "D1", "a sequence neither waits nor runs")
+        live = {seq.number: seq for request in self._live.values() for seq in request.sequences}
+        self._latencies.check(set(live.values()))
+        waiting = {seq.number: seq for seq in self._queue}
+        running = {seq.number: seq for seq in self._running}
+        require(not waiting.keys() & running.keys(), "D1", "a sequence both waits and runs")
+        require({**waiting, **running} == live, "D1", "a sequence neither waits nor runs")
         for seq in waiting.values():
             require(seq.status is Status.WAITING, "D1", f"{seq.request.request_id} waits as {seq.status}")
             require(seq.page_table.num_pages == 0, "D3", f"{seq.request.request_id} waits and holds pages")
-        for seq in self._running.values():
+        for seq in running.values():
             require(seq.status is Status.RUNNING, "D1", f"{seq.request.request_id} runs as {seq.status}")
             committed = seq.num_committed_pages * self.config.page_size
             require(committed <= seq.num_computed < seq.num_tokens, "S1", seq.request.request_id)
-        require(
-            len(self._running) <= self._admission.max_running, "D2", f"{len(self._running)} sequences run"
-        )
+        places = self._running.num_places
+        require(places <= self._admission.max_running, "D2", f"{places} places are taken")
+        for beams in self._running.beams.values():
+            beams.check()
         require(self.counters.num_added == self.counters.num_ended + len(self._live), "N1", self.stats())

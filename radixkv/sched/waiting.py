@@ -1,17 +1,16 @@
-"""WaitingQueue: the requests that wait, in order of arrival, and how often each was overtaken."""
+"""WaitingQueue: the requests that wait, by arrival and by policy, and how often each was overtaken."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from itertools import islice
 
-from sortedcontainers import SortedDict, SortedList
+from sortedcontainers import SortedDict, SortedKeyList, SortedList
 
 from radixkv.kv.invariant import require
+from radixkv.sched.policy import Key, by_arrival, is_boosted
 from radixkv.sequence import Sequence
-
-MAX_BOOSTS = 3
-"""So many times a preempted sequence goes back to the front; after that it waits in order of arrival."""
 
 
 class WaitingQueue:
@@ -20,12 +19,20 @@ class WaitingQueue:
 
     Since an arrival later than ``b`` is later than every ``a`` before ``b``, the earliest waiting request is
     always the one that was overtaken most and that has waited longest: a bound that holds for it holds for
-    all. Operations cost O(log n).
+    all. Q3: who was never admitted and has a deadline stands in the list of deadlines once, nobody else does.
+    Operations cost O(log n).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, key: Key = by_arrival, timeout_s: float = math.inf) -> None:
+        """``key``: the order of ``ordinary``. ``timeout_s``: how long a request that says nothing else waits
+        for its first admission, in seconds."""
+        self._timeout_s = timeout_s
         self._by_number: SortedDict[int, Sequence] = SortedDict()
         self._boosted: SortedDict[int, Sequence] = SortedDict()
+        self._ordinary: SortedKeyList[Sequence, tuple[int, ...]] = SortedKeyList(key=key)
+        """All that are not boosted."""
+        self._deadlines: SortedList[tuple[float, int]] = SortedList()
+        """Of those that were never admitted: clock time and number."""
         self._admitted: SortedList[int] = SortedList()
         """Numbers of all admitted arrivals later than the earliest waiting one."""
 
@@ -43,19 +50,35 @@ class WaitingQueue:
         """Put ``seq`` in its place by arrival, whether it is new or was preempted."""
         assert seq.number not in self._by_number, f"Q1: sequence {seq.request.request_id} waits already"
         self._by_number[seq.number] = seq
-        if 0 < seq.num_preemptions <= MAX_BOOSTS:
+        if is_boosted(seq):
             self._boosted[seq.number] = seq
+        else:
+            self._ordinary.add(seq)
+        if self._has_deadline(seq):
+            self._deadlines.add((self._deadline(seq), seq.number))
+
+    def _has_deadline(self, seq: Sequence) -> bool:
+        return seq.num_preemptions == 0 and self._deadline(seq) < math.inf
+
+    def _deadline(self, seq: Sequence) -> float:
+        timeout_s = seq.request.queue_timeout_s
+        return seq.arrival + (self._timeout_s if timeout_s is None else timeout_s)
+
+    def _take_out(self, seq: Sequence) -> None:
+        del self._by_number[seq.number]
+        if self._boosted.pop(seq.number, None) is None:
+            self._ordinary.remove(seq)
+        if self._has_deadline(seq):
+            self._deadlines.remove((self._deadline(seq), seq.number))
 
     def remove(self, seq: Sequence) -> None:
         """Take ``seq`` out without admitting it."""
-        del self._by_number[seq.number]
-        self._boosted.pop(seq.number, None)
+        self._take_out(seq)
         self._forget()
 
     def admit(self, seq: Sequence) -> None:
         """Take ``seq`` out and count it as an overtaker of all that came before it."""
-        del self._by_number[seq.number]
-        self._boosted.pop(seq.number, None)
+        self._take_out(seq)
         if seq.num_preemptions == 0:  # otherwise it counts already
             self._admitted.add(seq.number)
         self._forget()
@@ -63,6 +86,8 @@ class WaitingQueue:
     def clear(self) -> None:
         self._by_number.clear()
         self._boosted.clear()
+        self._ordinary.clear()
+        self._deadlines.clear()
         self._admitted.clear()
 
     def _forget(self) -> None:
@@ -88,15 +113,25 @@ class WaitingQueue:
         return list(self._boosted.values())
 
     def ordinary(self, limit: int) -> list[Sequence]:
-        """The first ``limit`` of the others, in order of arrival."""
-        others = (seq for number, seq in self._by_number.items() if number not in self._boosted)
-        return list(islice(others, limit))
+        """The first ``limit`` of the others, in the order of ``key``."""
+        return list(islice(self._ordinary, limit))
+
+    def overdue(self, now: float) -> list[Sequence]:
+        """Who was never admitted and has waited longer than it may, earliest deadline first. Takes nobody
+        out."""
+        late = self._deadlines.irange(maximum=(now, -1))  # a deadline that is ``now`` is not over
+        return [self._by_number[number] for _, number in late]
 
     def check(self) -> None:
-        """Q1 and Q2. Raises ``InternalError``."""
+        """Q1, Q2 and Q3. Raises ``InternalError``. Costs O(n)."""
         for number, seq in self._by_number.items():
             require(number == seq.number, "Q1", f"{seq.number} is filed under {number}")
-            boosted = 0 < seq.num_preemptions <= MAX_BOOSTS
-            require((number in self._boosted) == boosted, "Q1", f"{number} is boosted wrongly")
+            require((number in self._boosted) == is_boosted(seq), "Q1", f"{number} is boosted wrongly")
         require(self._boosted.keys() <= self._by_number.keys(), "Q1", "a boosted sequence does not wait")
         require(len(set(self._admitted)) == len(self._admitted), "Q2", "an overtaker counts twice")
+        ordinary = sorted(number for number in self._by_number if number not in self._boosted)
+        require(sorted(seq.number for seq in self._ordinary) == ordinary, "Q1", "not all are in order")
+        due = sorted(
+            (self._deadline(seq), n) for n, seq in self._by_number.items() if self._has_deadline(seq)
+        )
+        require(list(self._deadlines) == due, "Q3", f"deadlines are {list(self._deadlines)}, not {due}")

@@ -37,7 +37,8 @@ def check_batch(batch: Batch, num_pages: int, vocab_size: int) -> None:
 _DTYPES = tuple(
     (name, np.dtype(dtype))
     for name, dtype in (
-        ("seq_ids", np.int64), ("token_ids", np.int32), ("positions", np.int64), ("slot_mapping", np.int64),
+        ("seq_ids", np.int64), ("request_ids", np.int64), ("token_ids", np.int32),
+        ("positions", np.int64), ("slot_mapping", np.int64),
         ("query_indptr", np.int32), ("page_indptr", np.int32), ("page_indices", np.int32),
         ("last_page_len", np.int32), ("sample_rows", np.int64), ("sample_seqs", np.int64),
         ("score_rows", np.int64), ("score_targets", np.int32), ("score_seqs", np.int64),
@@ -62,6 +63,7 @@ def _check_rows(batch: Batch, vocab_size: int) -> None:
     _require(min(counts) >= 1, "each sequence computes at least one token")
     _require(indptr[-1] == batch.num_rows, "query_indptr ends at the last row")
     _require(_distinct(batch.seq_ids.tolist()), "a sequence stands in a batch once")
+    _require(len(batch.request_ids) == batch.num_seqs, "each sequence has a request")
     _require(all(count > 1 for count in counts[:border]), "extend sequences come first, with several rows")
     _require(all(count == 1 for count in counts[border:]), "decode sequences come last, with one row")
     _require(batch.num_extend_rows == indptr[border], "num_extend_rows")
@@ -115,7 +117,7 @@ def _check_copies(batch: Batch, num_pages: int) -> None:
 def _check_sampling(batch: Batch, vocab_size: int) -> None:
     sampling, num_samples = batch.sampling, len(batch.sample_rows)
     _require(len(batch.sample_seqs) == num_samples, "sample_seqs is aligned with sample_rows")
-    _require(all(a < b for a, b in pairwise(batch.sample_seqs.tolist())), "a sequence samples once, in order")
+    _require(all(a <= b for a, b in pairwise(batch.sample_seqs.tolist())), "sequences sample in order")
     last_rows = batch.query_indptr[1:][batch.sample_seqs] - 1
     _require((batch.sample_rows == last_rows).all(), "a sequence samples at its last row")
     for name in (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from collections.abc import Sequence as Seq
 from typing import Any
 
@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from radixkv.config import ModelSpec
 from radixkv.kv.page_table import slots_of
-from radixkv.sched.batch import Batch, StepResult
-from radixkv.sched.token_logprobs import TokenLogprobs
+from radixkv.sched.batch import Batch, SamplingRows, StepResult
+from radixkv.sched.draws import draws_of
+from radixkv.token_logprobs import TokenLogprobs
 from radixkv.testing.batch_check import check_batch
 from radixkv.testing.canary_store import CanaryStore, PrefixHasher
 from radixkv.types import SlotMapping, TokenIds
@@ -26,7 +27,8 @@ class FakeExecutor:
     Each slot of its ``CanaryStore`` holds the hash of the prefix that ends there. A step copies pages, reads
     each sequence's prefix through the batch's page table, and writes the new rows; a page that holds another
     prefix, is stale, or is written in the same step raises ``CanaryError``, a malformed batch ``BatchError``.
-    Temperatures and penalties change nothing. ``expected_output`` says what comes out without any cache.
+    Of sampling it heeds which tokens are barred, and the draw of a row with a temperature.
+    ``expected_output`` says what comes out without a cache.
     """
 
     def __init__(
@@ -89,12 +91,15 @@ class FakeExecutor:
         if self.after is not None:
             self.after(batch)
         hashes = self.store.hashes[batch.slot_mapping]
+        barred = _barred_tokens(batch.sampling)
         sampled = [
-            self._forced.get((request_id, position + 1), self._choose(int(prefix)))
-            for request_id, position, prefix in zip(
+            self._forced.get((request_id, position + 1), self._choose(int(prefix), barred.get(row, ()), draw))
+            for row, request_id, position, prefix, draw in zip(
+                range(len(batch.sample_rows)),
                 batch.seq_ids[batch.sample_seqs].tolist(),
                 batch.positions[batch.sample_rows].tolist(),
                 hashes[batch.sample_rows].tolist(),
+                batch.sampling.draws.tolist(),
                 strict=True,
             )
         ]
@@ -108,12 +113,18 @@ class FakeExecutor:
         pages = batch.page_indices[batch.page_indptr[i] : batch.page_indptr[i + 1]]
         return slots_of(pages, np.arange(int(batch.seq_lens[i])), batch.page_size)
 
-    def _choose(self, prefix_hash: int) -> int:
+    def _choose(self, prefix_hash: int, barred: Collection[int] = (), draw: float = 0.0) -> int:
+        """``draw`` is 0.0 without a temperature."""
+        prefix_hash ^= int(draw * 2.0**53) * 0x9E3779B97F4A7C15 & 2**64 - 1
         eos = self.spec.eos_token_ids[0]
-        if self._eos_one_in is not None and (prefix_hash >> 40) % self._eos_one_in == 0:
+        if self._eos_one_in is not None and (prefix_hash >> 40) % self._eos_one_in == 0 and eos not in barred:
             return eos
         token_id = (prefix_hash >> 20) % (self.spec.vocab_size - 1)
-        return token_id if token_id < eos else token_id + 1  # any but the end token
+        token_id += token_id >= eos  # any but the end token
+        while token_id in barred:  # the next best, so to speak
+            token_id = (token_id + 1) % self.spec.vocab_size
+            token_id += token_id == eos
+        return token_id % self.spec.vocab_size
 
     def _score(self, prefix_hash: int, target: int) -> float:
         return -(((prefix_hash >> 16) + 7919 * target) % _SCORE_STEPS) / _SCORE_STEPS
@@ -147,14 +158,29 @@ class FakeExecutor:
         return TokenLogprobs(token_id, logprob, 1 + int((steps < steps[token_id]).sum()), top)
 
     def expected_output(
-        self, prompt_ids: TokenIds, max_tokens: int, *, forced: Mapping[int, int] | None = None
+        self,
+        prompt_ids: TokenIds,
+        max_tokens: int,
+        *,
+        forced: Mapping[int, int] | None = None,
+        min_tokens: int = 0,
+        seed: int | None = None,
+        sample_index: int = 0,
     ) -> list[int]:
-        """What a request for ``max_tokens`` gives, from the prompt alone. ``forced``: position to token."""
+        """What a request for ``max_tokens`` gives, from the prompt alone. ``forced``: position to token;
+        ``seed`` and ``sample_index``: of the draws, where it has a temperature."""
+        draws = np.zeros(max_tokens)
+        if seed is not None:
+            key = (np.full(max_tokens, seed, np.uint64), np.full(max_tokens, sample_index, np.uint64))
+            draws = draws_of(*key, np.arange(max_tokens, dtype=np.uint64))
         ids = list(np.asarray(prompt_ids).tolist())
         num_prompt = len(ids)
         prefix_hash = int(self._hasher.extend(0, np.array(ids, np.int32))[-1])
         while len(ids) < num_prompt + max_tokens:
-            token_id = (forced or {}).get(len(ids), self._choose(prefix_hash))
+            barred = self.spec.eos_token_ids if len(ids) < num_prompt + min_tokens else ()
+            token_id = (forced or {}).get(
+                len(ids), self._choose(prefix_hash, barred, float(draws[len(ids) - num_prompt]))
+            )
             ids.append(token_id)
             if token_id in self.spec.eos_token_ids:
                 break
@@ -182,3 +208,11 @@ class FakeExecutor:
 
     def stats(self) -> dict[str, Any]:
         return {"num_steps": len(self.batches), **self.store.stats()}
+
+
+def _barred_tokens(sampling: SamplingRows) -> dict[int, set[int]]:
+    """Sampling row to the tokens that may not be chosen there."""
+    barred: dict[int, set[int]] = {}
+    for at in np.flatnonzero(np.isneginf(sampling.bias_value)).tolist():
+        barred.setdefault(int(sampling.bias_row[at]), set()).add(int(sampling.bias_token[at]))
+    return barred

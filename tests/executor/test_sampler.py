@@ -11,9 +11,10 @@ import torch
 from numpy.typing import NDArray
 
 from radixkv.errors import NonFiniteLogitsError
+from radixkv.executor import sampler
 from radixkv.executor.probe_batch import greedy_rows
-from radixkv.executor.sampler import sample
 from radixkv.sched.batch import SamplingRows
+from radixkv.types import TokenIds
 
 V = 40
 
@@ -26,6 +27,10 @@ def rows_of(n: int, **arrays: Any) -> SamplingRows:
         like = getattr(plain, name)
         given[name] = np.full(n, value, like.dtype) if np.isscalar(value) else np.asarray(value, like.dtype)
     return replace(plain, **given)
+
+
+def sample(logits: torch.Tensor, rows: SamplingRows, request_ids: NDArray[np.int64]) -> TokenIds:
+    return sampler.sample(logits, rows, request_ids, request_ids + 1000)
 
 
 def ids(n: int) -> NDArray[np.int64]:

@@ -127,7 +127,7 @@ class Broken(Exception):
 
 def _break_for(*request_ids: int) -> Any:
     def before(batch: Batch) -> None:
-        if set(request_ids) & set(batch.seq_ids.tolist()):
+        if set(request_ids) & set(batch.request_ids.tolist()):
             raise Broken("the model broke")
 
     return before

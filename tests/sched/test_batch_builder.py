@@ -27,7 +27,7 @@ def sequence(
         sampling=SamplingParams(max_tokens=max_tokens),
         logprob_start=logprob_start,
     )
-    seq = Sequence(request, page_size)
+    seq = Sequence(request, page_size, number=request_id)
     seq.num_computed = computed
     seq.page_table.extend(np.array(pages, np.int32))
     return seq
@@ -43,7 +43,7 @@ def test_a_chunk_and_a_decode_by_hand() -> None:
     decode = sequence(1, 6, 5, [7, 3, 40])  # 40 is reserved for later
     chunk = sequence(2, 9, 2, [9, 8, 20])
     batch = build({decode: 1, chunk: 5})
-    assert batch.seq_ids.tolist() == [2, 1]
+    assert batch.request_ids.tolist() == [2, 1]
     assert batch.token_ids.tolist() == [202, 203, 204, 205, 206, 105]
     assert batch.positions.tolist() == [2, 3, 4, 5, 6, 5]
     assert batch.slot_mapping.tolist() == [38, 39, 32, 33, 34, 13]
@@ -61,7 +61,7 @@ def test_the_last_chunk_samples_unless_nothing_is_asked_for() -> None:
     last = sequence(1, 8, 4, [1, 2])
     silent = sequence(2, 8, 4, [3, 4], max_tokens=0)
     batch = build({last: 4, silent: 4})
-    assert batch.seq_ids[batch.sample_seqs].tolist() == [1]
+    assert batch.request_ids[batch.sample_seqs].tolist() == [1]
     assert batch.last_page_len.tolist() == [4, 4]
 
 
@@ -74,7 +74,7 @@ def test_sequences_that_share_pages_stand_together_and_form_a_group() -> None:
     ]
     batch = build(dict.fromkeys(seqs, 1))
     (group,) = batch.prefix_groups
-    members = batch.seq_ids[group.first_seq : group.first_seq + group.num_seqs]
+    members = batch.request_ids[group.first_seq : group.first_seq + group.num_seqs]
     assert set(members.tolist()) == {1, 3, 4} and group.num_pages == 2
 
 
@@ -97,10 +97,10 @@ def test_groups_stay_on_their_side_of_the_border() -> None:
 def test_scored_rows_stand_one_before_their_token() -> None:
     seq = sequence(1, 10, 4, [5, 6, 7], max_tokens=0, logprob_start=6)
     batch = build({sequence(2, 4, 0, [9]): 4, seq: 4})
-    first = int(batch.query_indptr[batch.seq_ids.tolist().index(1)])
+    first = int(batch.query_indptr[batch.request_ids.tolist().index(1)])
     assert (batch.score_rows - first).tolist() == [1, 2, 3]  # positions 5, 6, 7
     assert batch.score_targets.tolist() == [106, 107, 108]
-    assert batch.seq_ids[batch.score_seqs].tolist() == [1, 1, 1]
+    assert batch.request_ids[batch.score_seqs].tolist() == [1, 1, 1]
 
 
 def test_scores_go_on_where_they_stopped_and_end_with_the_prompt() -> None:

@@ -299,7 +299,7 @@ def test_a_seed_is_drawn_where_one_is_needed_and_none_is_given() -> None:
     seeds = {seq.request.request_id: seq.request.sampling.seed for seq in h.engine.scheduler.running}
     assert seeds[0] is None and seeds[3] == 17
     assert seeds[1] is not None and seeds[2] is not None and seeds[1] != seeds[2]
-    drawn = dict(zip(h.last_batch.seq_ids.tolist(), h.last_batch.sampling.draws.tolist(), strict=True))
+    drawn = dict(zip(h.last_batch.request_ids.tolist(), h.last_batch.sampling.draws.tolist(), strict=True))
     assert drawn[0] == 0.0 and len(set(drawn.values())) == 4
 
 

@@ -1,0 +1,156 @@
+"""Several samples of one prompt, on the whole engine over FakeExecutor.
+
+Each says which one-line fault it was seen failing against.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from engine_kit import PAGE_SIZES, Harness, random_ids
+
+from radixkv.errors import RequestTooLargeError
+
+every_page_size = pytest.mark.parametrize("page_size", PAGE_SIZES)
+DRAWN: dict[str, Any] = {"temperature": 1.0, "seed": 7}
+
+
+@every_page_size
+@pytest.mark.parametrize("prefix_cache", [True, False])
+@pytest.mark.parametrize("num_prompt", [1000, 1024])
+def test_b114_four_samples_compute_the_prompt_once(
+    page_size: int, prefix_cache: bool, num_prompt: int
+) -> None:
+    h = Harness(num_pages=3000 // page_size, page_size=page_size, prefix_cache=prefix_cache)
+    a = h.add(random_ids(1, num_prompt), 12, n=4, **DRAWN)
+    h.run()
+    assert h.stats["prompt_tokens_computed"] == h.stats["prompt_tokens"] == num_prompt
+    assert h.stats["output_tokens"] == 4 * 12
+    finals = [h.sample_finals[a, i][0] for i in range(4)]
+    assert [final.usage.prompt_tokens for final in finals] == [num_prompt] * 4
+    assert len({tuple(h.sample_tokens[a, i]) for i in range(4)}) == 4
+    copies = 4 if num_prompt % page_size else 0
+    assert h.engine.kv.stats()["num_forked_copies"] == copies
+    h.assert_as_oracle()
+
+
+@every_page_size
+def test_samples_equal_those_of_single_requests(page_size: int) -> None:
+    apart = Harness(num_pages=3000 // page_size, page_size=page_size, prefix_cache=False)
+    together = Harness(num_pages=3000 // page_size, page_size=page_size)
+    prompt = random_ids(1, 90)
+    for index in range(5):
+        apart.add(prompt, 30, sample_index=index, **DRAWN)
+    together.add(prompt, 30, n=5, **DRAWN)
+    apart.run()
+    together.run()
+    assert [apart.tokens[i] for i in range(5)] == [together.sample_tokens[0, i] for i in range(5)]
+    together.assert_as_oracle()
+
+
+@every_page_size
+@pytest.mark.parametrize("prefix_cache", [True, False])
+@pytest.mark.parametrize("more", [0, 1, 3])
+def test_samples_end_one_after_the_other_in_a_pool_that_holds_one(
+    page_size: int, prefix_cache: bool, more: int
+) -> None:
+    """The bound of D2 for samples: they are preempted down to the last one."""
+    num_prompt, max_tokens = 3 * page_size + page_size // 2 + 1, 2 * page_size + 3
+    num_pages = -(-(num_prompt + max_tokens - 1) // page_size) + more
+    h = Harness(num_pages=num_pages, page_size=page_size, prefix_cache=prefix_cache)
+    a = h.add(random_ids(1, num_prompt), max_tokens, n=4, **DRAWN)
+    b = h.add(random_ids(2, num_prompt), max_tokens, n=2, **DRAWN)
+    h.run()
+    assert h.stats["num_preemptions"] > 0
+    for key in [(a, i) for i in range(4)] + [(b, i) for i in range(2)]:
+        assert h.sample_finals[key][0].finish_reason == "length"
+    h.assert_as_oracle()
+
+
+@every_page_size
+def test_b057_an_abort_ends_all_samples_once(page_size: int) -> None:
+    h = Harness(num_pages=3000 // page_size, page_size=page_size, max_batch_tokens=64)
+    other = h.add(random_ids(2, 50), 20)
+    for num_steps in range(6):
+        a = h.add(random_ids(1, 90 + num_steps), 20, n=3, **DRAWN)
+        for _ in range(num_steps):
+            h.step()
+        outputs = h.engine.abort(a)
+        h.take(outputs)
+        assert sorted(output.sample_index for output in outputs) == [0, 1, 2]
+        assert {output.finish_reason for output in outputs} == {"abort"}
+        assert h.engine.abort(a) == ()
+        h.engine.check()
+    h.run()
+    assert h.finals[other].finish_reason == "length"
+    h.assert_as_oracle()
+
+
+@pytest.mark.parametrize("best_of", [5, 17])
+def test_more_samples_than_places_are_refused(best_of: int) -> None:
+    h = Harness(num_pages=100, page_size=4, max_running=4, max_batch_tokens=16)
+    with pytest.raises(RequestTooLargeError, match=f"{best_of} .* 4"):
+        h.add([1, 2, 3], 2, best_of=best_of)
+    h.add([1, 2, 3], 2, n=4)
+    h.run()
+    h.assert_as_oracle()
+
+
+def random_program(seed: int) -> dict[str, int]:
+    rng = np.random.default_rng(seed)
+
+    def between(low: int, high: int) -> int:
+        return int(rng.integers(low, high + 1))
+
+    page_size = PAGE_SIZES[between(0, 3)]
+    longest = {1: 20, 4: 30, 16: 44, 64: 140}[page_size]
+    h = Harness(
+        num_pages=-(-(longest + 6) // page_size) + between(0, 2 * longest) // page_size,
+        page_size=page_size,
+        max_batch_tokens=(between(4, 8) * max(2, page_size // 4), between(10, 40), 1000)[between(0, 2)],
+        max_running=between(4, 8),
+        decode_reserve_tokens=(0, 4, 32)[between(0, 2)],
+        policy=("fcfs", "lpm")[between(0, 1)],
+        min_wait_tokens=(0, 4, 32)[between(0, 2)],
+        prefix_cache=between(0, 4) > 0,
+        fake={"vocab_size": (4, 50)[between(0, 1)], "eos_one_in": 9},
+    )
+    prompts = [rng.integers(1, 4, longest).tolist() for _ in range(2)]
+    left = between(3, 6)
+    while left or h.engine.has_work:
+        while left and between(0, 1) == 0:
+            left -= 1
+            prompt = prompts[between(0, 1)][: between(1, longest)]
+            drawn = {} if between(0, 3) == 0 else {"temperature": 1.0, "seed": between(0, 9)}
+            h.add(prompt, between(0, 7), n=between(1, 4), **drawn)
+        h.step()
+        if between(0, 7) == 0 and h.requests:
+            h.abort(between(0, len(h.requests) - 1))
+        running = h.engine.scheduler.running
+        if running and between(0, 5) == 0:
+            h.engine.scheduler._preempt(running[between(0, len(running) - 1)])
+        if between(0, 19) == 0:
+            h.engine.kv.flush()
+        h.engine.check()
+    h.assert_as_oracle()
+    kv = h.engine.kv.stats()
+    return {
+        "preemptions": h.stats["num_preemptions"],
+        "aborts": h.stats["num_aborted"],
+        "forked_copies": kv["num_forked_copies"],
+    }
+
+
+def test_b045_random_programs_of_samples_equal_the_oracle(long_run: bool) -> None:
+    totals: dict[str, int] = {}
+    for seed in range(20_000 if long_run else 150):
+        try:
+            stats = random_program(seed)
+        except BaseException:
+            print(f"program {seed} failed")
+            raise
+        for name, value in stats.items():
+            totals[name] = totals.get(name, 0) + value
+    assert min(totals.values()) >= 25, totals
