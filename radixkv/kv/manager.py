@@ -29,7 +29,7 @@ from radixkv.kv.radix_tree import RadixTree
 from radixkv.kv.slot_logprobs import SlotLogprobs
 from radixkv.kv.tail_copy import CopyState, TailCopy
 from radixkv.plain import plain_whole, shown
-from radixkv.types import Namespace, PageIds, TokenIds
+from radixkv.types import Namespace, PageIds, SlotMapping, TokenIds
 
 if TYPE_CHECKING:
     from radixkv.sequence import Request, Sequence
@@ -149,12 +149,15 @@ class KVCacheManager:
         the tree without a gap. Those who want alternatives, which are not kept, get none."""
         if self.slot_logprobs.is_empty or request.num_prompt_alternatives:
             return []
-        found = self.tree.lookup(request.prompt_ids, namespace)
+        return self.slot_logprobs.known_run(self._slots_found(request.prompt_ids, first, namespace))
+
+    def _slots_found(self, token_ids: TokenIds, first: int, namespace: Namespace) -> SlotMapping:
+        """Slots of the tokens from position ``first`` on, as far as the tree knows them; changes nothing."""
+        found = self.tree.lookup(token_ids, namespace)
         pages = found.page_ids
         if found.partial_page is not None:
             pages = np.append(pages, np.int32(found.partial_page))
-        positions = np.arange(first, max(found.num_tokens, first), dtype=np.int64)
-        return self.slot_logprobs.known_run(slots_of(pages, positions, self.page_size))
+        return slots_of(pages, np.arange(first, max(found.num_tokens, first), dtype=np.int64), self.page_size)
 
     def _namespace(self, namespace: Namespace) -> Namespace:
         return (*namespace, self.epoch)
@@ -413,17 +416,6 @@ class KVCacheManager:
 
     # ---- commit -----------------------------------------------------------------------------------------
 
-    def note_logprobs(self, seq: Sequence, logprobs: Iterable[float]) -> None:
-        """The next prompt positions of ``seq`` that want it were scored, in order. The row before each was
-        computed in the batch that just came back, so their slots are the sequence's own. Call it before
-        ``commit`` or ``release``."""
-        self._check_held(seq, "note_logprobs")
-        values = list(logprobs)
-        first = seq.next_scored
-        assert seq.num_computed < first and first + len(values) <= seq.num_prompt
-        self.slot_logprobs.note(seq.page_table.slot_mapping(first, first + len(values)), values)
-        seq.logprobs += values
-
     def commit(self, seq: Sequence) -> None:
         """The scheduler raised ``num_computed``: make the newly full pages known.
 
@@ -468,7 +460,6 @@ class KVCacheManager:
         mine = seq.page_table.pages[start : len(canonical)].copy()
         differ = mine != canonical[start:]
         self._hold(canonical[start:][differ])
-        self.slot_logprobs.fill(canonical[start:][differ], mine[differ], self.page_size)
         seq.page_table.replace(start, canonical[start:])
         self._let_go(mine[differ])
         self._counters["num_repointed"] += int(differ.sum())
@@ -541,7 +532,7 @@ class KVCacheManager:
         self._end_copy(seq)
         if seq.num_computed > seq.num_committed_pages * self.page_size and not self._is_stale(seq):
             self._insert(seq, seq.num_computed)
-        if seq.logprobs:
+        if seq.logprobs and not self._is_stale(seq):
             self._leave_logprobs(seq)
         self._let_go(seq.page_table.pop_from(0))
         self._publish()
@@ -554,18 +545,12 @@ class KVCacheManager:
             seq.logprobs.clear()  # taken from beside the tree, and to be looked at anew
 
     def _leave_logprobs(self, seq: Sequence) -> None:
-        """What is known of the last, partial page goes to the page that the tree has for these tokens; of
-        tokens that were scored but not computed, nothing stays behind."""
-        index, num_tokens = divmod(seq.num_computed, self.page_size)
-        if index >= seq.page_table.num_pages:
-            return
-        mine = seq.page_table.pages[index : index + 1].copy()
-        if self.pool.ref_count[mine[0]] > 2 or num_tokens == 0:
-            return
-        self.slot_logprobs.forget(mine, num_tokens)
-        found = self.tree.lookup(seq.token_ids[: seq.num_computed], seq.namespace)
-        if not self._is_stale(seq) and found.partial_page is not None and found.partial_tokens == num_tokens:
-            self.slot_logprobs.fill(_page(found.partial_page), mine, num_tokens)
+        """The numbers of the sequence's scored positions go beside the pages that the tree has for them."""
+        first = seq.next_scored - len(seq.logprobs)
+        slots = self._slots_found(
+            seq.token_ids[: min(seq.num_computed, seq.next_scored)], first, seq.namespace
+        )
+        self.slot_logprobs.note(slots, seq.logprobs[: len(slots)])
 
     # ---- pins and flush ---------------------------------------------------------------------------------
 

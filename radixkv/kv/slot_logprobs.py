@@ -19,8 +19,9 @@ class SlotLogprobs:
     Nothing is allocated before the first number comes, so that an engine which never scores pays nothing;
     from then on it is 4 bytes per slot, whatever the model.
 
-    L1: a slot of a page that somebody holds is NaN, or holds the log-probability of the token that the page
-    stands for there, after the prefix that the page stands for.
+    L1: a slot that a match reaches is NaN, or holds the log-probability of its token after the prefix that
+    its page stands for. Behind what a match reaches it may hold what was: whoever goes on writing on such a
+    page forgets that first.
     """
 
     def __init__(self, num_pages: int, page_size: int) -> None:
@@ -37,7 +38,7 @@ class SlotLogprobs:
         return self._values is None
 
     def note(self, slots: SlotMapping, logprobs: Seq[float]) -> None:
-        """Set ``slots`` (``[n]``), whose tokens the caller is about to compute or has just computed."""
+        """Set ``slots`` (``[n]``)."""
         if self._values is None:
             self._values = np.full((self._num_pages, self._page_size), np.nan, np.float32)
         self._values.reshape(-1)[slots] = logprobs
@@ -64,14 +65,6 @@ class SlotLogprobs:
         read = [self._values[copy.src, : copy.num_tokens].copy() for copy in copies]
         for copy, values in zip(copies, read, strict=True):
             self._values[copy.dst, : copy.num_tokens] = values
-
-    def fill(self, pages: PageIds, others: PageIds, num_slots: int) -> None:
-        """``pages`` (``[n]``) learn what ``others``, which stand for the same tokens in their first
-        ``num_slots`` slots, know there."""
-        if self._values is None:
-            return
-        mine, theirs = self._values[pages, :num_slots], self._values[others, :num_slots]
-        self._values[pages, :num_slots] = np.where(np.isnan(mine), theirs, mine)
 
     def check(self) -> None:
         """L1, as far as the numbers themselves show it: no infinity, nothing above 0 but for rounding."""

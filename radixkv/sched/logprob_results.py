@@ -6,17 +6,13 @@ from collections.abc import Sequence as Seq
 
 import numpy as np
 
-from radixkv.kv.manager import KVCacheManager
 from radixkv.sched.batch import Batch, StepResult
 from radixkv.sequence import Sequence
 from radixkv.token_logprobs import TokenLogprobs, token_logprobs
 
 
-def take_prompt_scores(
-    kv: KVCacheManager, batch: Batch, result: StepResult, sequences: Seq[Sequence]
-) -> None:
-    """Give every scored prompt position its number, and the ledger too; before anything counts as computed.
-    ``sequences`` are the batch's."""
+def take_prompt_scores(batch: Batch, result: StepResult, sequences: Seq[Sequence]) -> None:
+    """Give every scored prompt position its number. ``sequences`` are the batch's."""
     if len(batch.score_seqs) == 0:
         return
     scored, firsts = np.unique(batch.score_seqs, return_index=True)
@@ -25,7 +21,7 @@ def take_prompt_scores(
         seq = sequences[i]
         if seq.request.num_prompt_alternatives:
             seq.prompt_entries += [_score_entry(batch, result, row) for row in range(first, last)]
-        kv.note_logprobs(seq, result.score_logprobs[first:last].tolist())
+        seq.logprobs += result.score_logprobs[first:last].tolist()
 
 
 def sampled_entries(batch: Batch, result: StepResult) -> list[TokenLogprobs | None]:

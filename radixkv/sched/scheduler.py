@@ -171,7 +171,7 @@ class Scheduler:
         with self._timed("update_cpu_s"):
             sequences = self._take_back(batch)
             self.counters.num_steps += 1
-            take_prompt_scores(self.kv, batch, result, sequences)
+            take_prompt_scores(batch, result, sequences)
             entries = sampled_entries(batch, result)
             counts = (batch.query_indptr[1:] - batch.query_indptr[:-1]).tolist()
             for seq, count in zip(sequences, counts, strict=True):
