@@ -25,13 +25,24 @@ if TYPE_CHECKING:
         NonFiniteLogitsError,
         OutOfPages,
         PinBudgetExceeded,
+        QueueFullError,
         RadixKVError,
         RequestTooLargeError,
         UnsupportedModelError,
     )
     from radixkv.generation import Generation
     from radixkv.llm import LLM
-    from radixkv.outputs import Delta, Output, PrefillInfo, PromptExplanation, Score, Usage
+    from radixkv.outputs import (
+        Beam,
+        BeamOutput,
+        Delta,
+        Output,
+        PrefillInfo,
+        PromptExplanation,
+        Sample,
+        Score,
+        Usage,
+    )
     from radixkv.sampling import SamplingParams
     from radixkv.text import Tokenizer
 
@@ -39,6 +50,8 @@ __all__ = [
     "LLM",
     "AsyncChat",
     "AsyncLLM",
+    "Beam",
+    "BeamOutput",
     "Chat",
     "ConfigError",
     "Delta",
@@ -57,8 +70,10 @@ __all__ = [
     "PinBudgetExceeded",
     "PrefillInfo",
     "PromptExplanation",
+    "QueueFullError",
     "RadixKVError",
     "RequestTooLargeError",
+    "Sample",
     "SamplingParams",
     "Score",
     "Tokenizer",
@@ -73,7 +88,17 @@ _HOMES = {
     "config": ("EngineConfig", "ModelSpec"),
     "generation": ("Generation",),
     "llm": ("LLM",),
-    "outputs": ("Delta", "Output", "PrefillInfo", "PromptExplanation", "Score", "Usage"),
+    "outputs": (
+        "Beam",
+        "BeamOutput",
+        "Delta",
+        "Output",
+        "PrefillInfo",
+        "PromptExplanation",
+        "Sample",
+        "Score",
+        "Usage",
+    ),
     "sampling": ("SamplingParams",),
     "text": ("Tokenizer",),
 }

@@ -4,86 +4,99 @@ from __future__ import annotations
 
 from radixkv.engine import Engine
 from radixkv.outputs import Delta, Output
+from radixkv.sample_answer import SampleAnswer
 from radixkv.sched.batch import SequenceOutput, Usage
-from radixkv.sequence import FinishReason, Request
+from radixkv.sequence import Request
 from radixkv.text import Tokenizer
-from radixkv.text_stream import TextStream
+from radixkv.token_logprobs import TokenLogprobs
 
 
 class Answer:
-    """Takes the outputs of one request, in order, until it ``is_done``."""
+    """Takes the outputs of one request, of all its samples (or beams), until it ``is_done``."""
 
     def __init__(self, request: Request, tokenizer: Tokenizer | None) -> None:
         self.request = request
-        self.token_ids: list[int] = []
-        self.usage = Usage(len(request.prompt_ids), 0, 0)
         self.error: BaseException | None = None
-        """Why the request failed."""
-        self.prompt_logprobs: tuple[float, ...] = ()
-        """Of prompt positions from ``logprob_start`` on, once it is done."""
-        self._finish_reason: FinishReason | None = None
-        self._pieces: list[str] = []
-        self._stream = TextStream(tokenizer, request.sampling)
+        """Why the request failed: the first error of a sample is the request's."""
+        self.scores: tuple[float, ...] = ()
+        """Log-probabilities of prompt positions from ``logprob_start`` on, once it is done."""
+        self._prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+        num_prompt = len(request.prompt_ids)
+        self._samples = [
+            SampleAnswer(index, num_prompt, tokenizer, request.sampling)
+            for index in range(request.num_samples)
+        ]
 
     @property
     def is_done(self) -> bool:
-        return self._finish_reason is not None
+        return self.error is not None or all(sample.finish_reason is not None for sample in self._samples)
 
-    def take(self, output: SequenceOutput) -> Delta:
-        """What is new. Where a stop string is found in it, it is the last: the request is to be finished."""
-        pieces = []
-        for token_id in output.new_token_ids:
-            self.token_ids.append(token_id)
-            pieces.append(self._stream.push(token_id))
-        self.usage = output.usage
-        self._finish_reason = output.finish_reason
-        if self._finish_reason is not None:
-            pieces.append(self._stream.end())
+    @property
+    def has_several_samples(self) -> bool:
+        return len(self._samples) > 1
+
+    @property
+    def usage(self) -> Usage:
+        """Of all samples together, those included that ``best_of`` leaves out: the prompt counts once."""
+        return Usage.of_request(sample.usage for sample in self._samples)
+
+    @property
+    def is_ranked_at_its_end(self) -> bool:
+        """Whether only the end tells which samples are returned, and in which order."""
+        return len(self._samples) > self.request.sampling.n and self.request.beam is None
+
+    def take(self, output: SequenceOutput) -> Delta | None:
+        """What is new of one sample; ``None`` where that one is done already, or has failed. Where a stop
+        string is found, the delta has a finish reason that ``output`` has not: see ``take_output``."""
+        sample = self._samples[output.sample_index]
+        if sample.finish_reason is not None or self.error is not None:
+            return None
+        if output.error is not None:
+            self.error = output.error
+            return None
+        delta = sample.take(output)
+        if output.finish_reason is not None:
             self.take_last(output)
-        if self._stream.stopped_by is not None and self._finish_reason in (None, "length"):
-            self._finish_reason = "stop"
-        self._pieces += pieces
-        return Delta(
-            text="".join(pieces),
-            token_ids=output.new_token_ids,
-            finish_reason=self._finish_reason,
-            stop_reason=self._stop_reason,
-            usage=self.usage,
-        )
+        return delta
+
+    def take_last(self, output: SequenceOutput) -> None:
+        """What only a sample's last output brings along."""
+        self.scores = output.logprobs
+        self._prompt_logprobs = output.prompt_logprobs
 
     def fail(self, error: BaseException) -> None:
         """End it with ``error``: nothing more can be said."""
-        self._finish_reason, self.error = "error", error
-
-    def take_last(self, output: SequenceOutput) -> None:
-        """What only a request's last output brings along."""
-        self.error = output.error
-        self.prompt_logprobs = output.logprobs
-
-    @property
-    def _stop_reason(self) -> str | int | None:
-        if self._finish_reason != "stop":
-            return None
-        return self._stream.stopped_by if self._stream.stopped_by is not None else self.token_ids[-1]
+        self.error = error
 
     def output(self) -> Output:
         """All of it; only where it is done without an error."""
-        assert self._finish_reason is not None and self.error is None
+        assert self.is_done and self.error is None
+        chosen = self._samples
+        if self.is_ranked_at_its_end:
+            chosen = sorted(chosen, key=lambda sample: -sample.mean_logprob)[: self.request.sampling.n]
+        samples = tuple([sample.sample(place) for place, sample in enumerate(chosen)])
+        first = samples[0]
         return Output(
-            text="".join(self._pieces),
-            token_ids=tuple(self.token_ids),
-            finish_reason=self._finish_reason,
+            text=first.text,
+            token_ids=first.token_ids,
+            finish_reason=first.finish_reason,
             usage=self.usage,
-            stop_reason=self._stop_reason,
+            stop_reason=first.stop_reason,
+            logprobs=first.logprobs,
+            cumulative_logprob=first.cumulative_logprob,
+            prompt_logprobs=self._prompt_logprobs,
+            samples=samples,
         )
 
 
-def take_output(engine: Engine, answer: Answer, output: SequenceOutput) -> Delta:
-    """Hand ``output`` to ``answer``, and finish the request in the engine if a stop string ended it. Call it
-    between two steps."""
+def take_output(engine: Engine, answer: Answer, output: SequenceOutput) -> Delta | None:
+    """Hand ``output`` to ``answer``; finish the sample in the engine if a stop string ended it, and abort the
+    request if one of its samples failed. Call it between two steps."""
     delta = answer.take(output)
-    if delta.finish_reason is not None and output.finish_reason is None:
-        last = engine.finish(output.request_id)
+    if answer.error is not None and answer.has_several_samples and not engine.is_dead:
+        engine.abort(output.request_id)
+    if delta is not None and delta.finish_reason is not None and output.finish_reason is None:
+        last = engine.finish(output.request_id, output.sample_index)
         if last is not None:
             answer.take_last(last)
     return delta

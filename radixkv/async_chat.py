@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING
 
-from radixkv.chat import user
+from radixkv.chat import refuse_several, user
 from radixkv.outputs import Delta, Output, PromptExplanation
 from radixkv.sampling import SamplingParams
 from radixkv.transcript import ChatPrompt, Message, Transcript
@@ -30,6 +30,7 @@ class AsyncChat:
     async def send(self, content: str, sampling_params: SamplingParams | None = None) -> Output:
         """Say something as the user, and wait for the reply."""
         with self._transcript.turn():
+            refuse_several(sampling_params)
             prompt = await self._prompt(content)
             output = await self._llm.generate(prompt.token_ids, sampling_params)
             await self._record(prompt, output)
@@ -40,6 +41,7 @@ class AsyncChat:
     ) -> AsyncGenerator[Delta, None]:
         """Say something as the user, and get the reply piece by piece."""
         with self._transcript.turn():
+            refuse_several(sampling_params)
             prompt = await self._prompt(content)
             generation = self._llm.generate(prompt.token_ids, sampling_params)
             try:

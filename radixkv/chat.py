@@ -30,6 +30,12 @@ def user(content: str) -> Message:
     return {"role": "user", "content": content}
 
 
+def refuse_several(sampling_params: SamplingParams | None) -> None:
+    """Raise ``InvalidRequestError`` where more than one reply is asked for."""
+    if isinstance(sampling_params, SamplingParams) and sampling_params.n > 1:
+        raise InvalidRequestError(f"a chat takes one reply: n must be 1, got {sampling_params.n}")
+
+
 class Chat:
     """A conversation over an ``LLM``: ``chat.send("Hello")`` gives the reply's ``Output``.
 
@@ -50,6 +56,7 @@ class Chat:
     def send(self, content: str, sampling_params: SamplingParams | None = None) -> Output:
         """Say something as the user, and wait for the reply."""
         with self._transcript.turn():
+            refuse_several(sampling_params)
             prompt = self._prompt(content)
             output = self._llm.generate(prompt.token_ids, sampling_params)
             if output.finish_reason != "abort":

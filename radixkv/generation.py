@@ -19,9 +19,10 @@ class Generation:
     that runs then.
 
     A consumer that is slower than the model gets larger deltas, and never holds up the engine: what it has
-    not taken yet is kept as one delta. Cancelling the task that waits, ``aclose``, and letting go of the last
-    reference all abort the request, once, before the engine's next step. Iterated on after that, or after
-    its end or an error, it gives nothing more. One task waits at a time; a second raises ``MisuseError``.
+    not taken yet is kept as one delta (one for each sample). Cancelling the task that waits, ``aclose``, and
+    letting go of the last reference all abort the request, once, before the engine's next step. Iterated on
+    after that, or after its end or an error, it gives nothing more. One task waits at a time; a second raises
+    ``MisuseError``.
     """
 
     def __init__(
@@ -42,11 +43,10 @@ class Generation:
 
     async def __anext__(self) -> Delta:
         inbox = self._begin()
-        while inbox.delta is None and not inbox.is_over:
+        while not inbox.deltas and not inbox.is_over:
             await self._more(inbox)
-        if inbox.delta is not None:
-            delta, inbox.delta = inbox.delta, None
-            return delta
+        if inbox.deltas:
+            return inbox.deltas.pop(next(iter(inbox.deltas)))
         if inbox.error is not None and not inbox.error_told:
             inbox.error_told = True
             raise inbox.error
@@ -100,7 +100,7 @@ class Generation:
         if inbox is None:  # never begun, and never will be
             self._inbox = inbox = _Inbox()
         if not inbox.is_over:
-            inbox.is_over, inbox.delta = True, None
+            inbox.is_over, inbox.deltas = True, {}
             if task is not None:
                 self._thread.cancel(task)
 
@@ -113,7 +113,8 @@ class _Inbox:
     """What has come and was not taken yet. Used on its loop's thread only."""
 
     def __init__(self) -> None:
-        self.delta: Delta | None = None
+        self.deltas: dict[int, Delta] = {}
+        """One for each sample that has something new, in the order in which they began to wait."""
         self.output: Output | None = None
         self.error: BaseException | None = None
         self.error_told = False
@@ -123,7 +124,8 @@ class _Inbox:
 
     def receive(self, delta: Delta) -> None:
         if not self.is_over:
-            self.delta = delta if self.delta is None else _joined(self.delta, delta)
+            waiting = self.deltas.get(delta.sample_index)
+            self.deltas[delta.sample_index] = delta if waiting is None else _joined(waiting, delta)
             self._wake()
 
     def finish(self, output: Output) -> None:
@@ -143,4 +145,9 @@ class _Inbox:
 
 def _joined(first: Delta, second: Delta) -> Delta:
     """Two deltas as one. The later one's counts and reasons hold."""
-    return replace(second, text=first.text + second.text, token_ids=first.token_ids + second.token_ids)
+    return replace(
+        second,
+        text=first.text + second.text,
+        token_ids=first.token_ids + second.token_ids,
+        logprobs=first.logprobs + second.logprobs,
+    )

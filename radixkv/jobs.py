@@ -55,5 +55,5 @@ def score_job(service: Service, prompt: object, continuations: object) -> Job[li
     scores = []
     for request in requests:
         ids = request.prompt_ids[len(head.prompt_ids) :]
-        scores.append(Score(tuple(ids.tolist()), answers[request.request_id].prompt_logprobs))
+        scores.append(Score(tuple(ids.tolist()), answers[request.request_id].scores))
     return scores

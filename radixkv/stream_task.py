@@ -8,7 +8,7 @@ from typing import Protocol
 
 from radixkv.answer import Answer, take_output
 from radixkv.mailbox import Mailbox
-from radixkv.outputs import Delta, Output
+from radixkv.outputs import Delta, Output, delta_of
 from radixkv.sampling import SamplingParams
 from radixkv.sched.batch import SequenceOutput
 from radixkv.sequence import Request
@@ -57,11 +57,18 @@ class StreamTask:
         if answer.error is not None:
             self.fail(answer.error)
             return ()
+        if delta is not None and not answer.is_ranked_at_its_end:
+            self._receive(delta)
+        if answer.is_done:
+            whole = answer.output()
+            for sample in whole.samples if answer.is_ranked_at_its_end else ():
+                self._receive(delta_of(sample))
+            self.mailbox.put(partial(self._receiver.finish, whole), self._receiver.fail)
+        return ()
+
+    def _receive(self, delta: Delta) -> None:
         if delta.text or delta.token_ids or delta.finish_reason is not None:
             self.mailbox.put(partial(self._receiver.receive, delta), self._receiver.fail)
-        if answer.is_done:
-            self.mailbox.put(partial(self._receiver.finish, answer.output()), self._receiver.fail)
-        return ()
 
     def fail(self, error: BaseException) -> None:
         """Tell the receiver; nothing follows."""

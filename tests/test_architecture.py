@@ -23,7 +23,7 @@ Sources = Mapping[str, str]
 Rule = Callable[[Sources], list[str]]
 
 RANKS = {
-    "errors": 0, "token_logprobs": 0, "types": 0, "plain": 0, "config": 0, "sampling": 0, "histogram": 0,
+    "errors": 0, "beam_params": 0, "token_logprobs": 0, "types": 0, "plain": 0, "config": 0, "sampling": 0, "histogram": 0,
     "kv.page_pool": 1, "kv.radix_tree": 1, "kv.null_tree": 1, "kv.page_table": 1, "kv.page_copy": 1,
     "kv.invariant": 1, "kv.slot_logprobs": 1, "kv.match": 1, "kv.explanation": 1, "kv.eviction_memory": 1, "kv.eviction_queue": 1,
     "kv.eviction_policy": 1, "kv.eviction_order": 1, "kv.events": 1,
@@ -32,13 +32,16 @@ RANKS = {
     "kv.manager": 3, "sched.policy": 3, "sched.batch": 3, "sched.batch_builder": 3,
     "sched.draws": 3, "sched.prefix_groups": 3, "sched.sampling_rows": 3, "sched.counters": 3,
     "sched.limits": 3, "sched.sharing": 3, "sched.waiting": 3,
-    "sched.scheduler": 4, "sched.candidates": 4, "sched.admission": 4, "sched.*": 3,
+    "sched.scheduler": 4, "sched.candidates": 4, "sched.admission": 4,
+    "sched.forking": 4, "sched.beam_group": 4, "sched.live_request": 4, "sched.running": 4,
+    "sched.sequence_outputs": 4, "sched.*": 3,
     "executor.base": 5, "executor.kv_store": 5, "executor.sampler": 5, "executor.attention.*": 5,
     "executor.*": 6,
     "engine": 7, "text": 7, "prompts": 7, "outputs": 7, "explain": 7, "interrupt": 7, "run": 7, "settings": 7,
-    "turns": 7,
+    "turns": 7, "beam_job": 7,
     "detokenizer": 7, "stop_strings": 7, "text_stream": 7, "answer": 7, "service": 7, "opening": 7, "jobs": 7,
     "mailbox": 7, "engine_thread": 7, "stream_task": 7, "job_task": 7, "generation": 7, "transcript": 7,
+    "sample_answer": 7,
     "llm": 8, "async_llm": 8, "chat": 8, "async_chat": 8, "testing.*": 8, "bench.*": 8,
     "program.*": 9, "server.*": 9, "cli": 9, "__main__": 9,
     # A package's face re-exports its own folder; nobody inside imports from it.

@@ -19,7 +19,6 @@ from radixkv import (
     Delta,
     InvalidRequestError,
     MisuseError,
-    Output,
     SamplingParams,
 )
 from radixkv.sched.batch import Batch
@@ -35,7 +34,8 @@ def test_deltas_joined_are_the_output_and_await_gives_it_whole() -> None:
             assert "".join(delta.text for delta in deltas) == words(*ids)
             assert [delta.finish_reason for delta in deltas[:-1]] == [None] * (len(deltas) - 1)
             output = await llm.generate([3, 4, 5], FOUR)
-            assert output == Output(words(*ids), tuple(ids), "length", output.usage)
+            assert (output.text, output.token_ids) == (words(*ids), tuple(ids))
+            assert output.finish_reason == "length" and output.stop_reason is None
             assert deltas[-1].finish_reason == "length"
             assert deltas[-1].usage.completion_tokens == 4
             assert output.usage.cached_tokens == 2
