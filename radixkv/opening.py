@@ -6,7 +6,7 @@ import os
 from dataclasses import replace
 from typing import TypedDict
 
-from radixkv.config import EngineConfig, PolicyName
+from radixkv.config import EngineConfig, EvictionPolicyName, PolicyName
 from radixkv.errors import ConfigError
 from radixkv.executor.attention import BACKENDS
 from radixkv.executor.loaded_model import LoadedModel
@@ -31,6 +31,10 @@ class OpenOptions(TypedDict, total=False):
     """Order of the waiting queue; ``lpm`` unless given."""
     prefix_cache: bool
     """False: nothing is found again."""
+    eviction_policy: EvictionPolicyName
+    """What the cache forgets first; ``lru`` unless given."""
+    events: bool
+    """True: what enters and leaves the cache is recorded for ``take_events``."""
     max_running: int
     """Sequences that may run at once; 64 unless given."""
     max_batch_tokens: int
@@ -54,6 +58,8 @@ def open_service(
     num_tokens: int | None = None,
     policy: PolicyName = "lpm",
     prefix_cache: bool = True,
+    eviction_policy: EvictionPolicyName = "lru",
+    events: bool = False,
     max_running: int = 64,
     max_batch_tokens: int = 1024,
     max_pinned_tokens: int | None = None,
@@ -71,6 +77,8 @@ def open_service(
         page_size=page_size,
         policy=policy,
         prefix_cache=prefix_cache,
+        eviction_policy=eviction_policy,
+        events=events,
         max_running=max_running,
         max_batch_tokens=max_batch_tokens,
     )

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Cleared", "Event", "Explanation", "FlushReport", "Insertion", "KVCacheManager", "Lost", "Match",
-    "NullTree", "PageCopy", "PagePool", "PageTable", "Pin", "RadixTree", "Removed", "ReplayedPage", "Request", "Sequence",
-    "Stored", "replay",
+    "NullTree", "PageCopy", "PagePool", "PageTable", "Pin", "RadixTree", "Removed", "ReplayedPage", "Request",
+    "Sequence", "Stored", "replay",
 ]  # fmt: skip
 
 

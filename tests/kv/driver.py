@@ -6,13 +6,16 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import get_args
 
 import numpy as np
 from ledger_model import Row, prefix_of
 from machine import LedgerMachine
 
+from radixkv.config import EvictionPolicyName
 from radixkv.types import Namespace, TokenIds
 
+EVICTION_POLICIES: tuple[EvictionPolicyName, ...] = get_args(EvictionPolicyName)
 NAMESPACES: tuple[Namespace, ...] = ((), (), (), ("1",), (1,))
 
 
@@ -26,8 +29,8 @@ class Setting:
     alphabet: int = 2
     max_pages_of_prompt: int = 4
 
-    def machine(self) -> LedgerMachine:
-        return LedgerMachine(self.page_size, self.num_pages, self.num_pages // 3)
+    def machine(self, policy: EvictionPolicyName) -> LedgerMachine:
+        return LedgerMachine(self.page_size, self.num_pages, self.num_pages // 3, policy)
 
 
 SETTINGS = (
@@ -112,7 +115,8 @@ class Driver:
             return
         prompt = self.prompt()
         logprob_start = self.rng.randrange(len(prompt)) if self.rng.random() < 0.1 else None
-        row = self.machine.start(prompt, self.rng.choice(NAMESPACES), logprob_start)
+        priority = self.rng.choice((0, 0, -1, 5))
+        row = self.machine.start(prompt, self.rng.choice(NAMESPACES), logprob_start, priority)
         if self.rng.random() < 0.6:
             self.reserve_some(row)
 
@@ -217,7 +221,9 @@ def run_many(num_steps: int, *, seed: int = 0, steps_each: int = 250) -> tuple[i
     done, counts = 0, Counter[str]()
     while done < num_steps:
         setting = SETTINGS[seed % len(SETTINGS)]
-        machine = setting.machine()
+        # Settings and policies in turn, so that each of either meets each of the other.
+        policy = EVICTION_POLICIES[(seed + seed // len(SETTINGS)) % len(EVICTION_POLICIES)]
+        machine = setting.machine(policy)
         run_one(machine, setting, seed, steps_each)
         done += machine.num_steps
         counts += machine.counts

@@ -178,7 +178,7 @@ def unpin_by_match(patch: Patch) -> None:
 
 
 def recency_not_touched(patch: Patch) -> None:
-    def match(self: RadixTree, token_ids: TokenIds, namespace: Namespace = ()) -> Match:
+    def match(self: RadixTree, token_ids: TokenIds, namespace: Namespace = (), priority: int = 0) -> Match:
         return self.lookup(token_ids, namespace)
 
     patch.setattr(RadixTree, "match", match)
@@ -187,13 +187,18 @@ def recency_not_touched(patch: Patch) -> None:
 def namespace_ignored(patch: Patch) -> None:
     real_match, real_insert = RadixTree.match, RadixTree.insert
 
-    def match(self: RadixTree, token_ids: TokenIds, namespace: Namespace = ()) -> Match:
-        return real_match(self, token_ids, namespace[-1:])
+    def match(self: RadixTree, token_ids: TokenIds, namespace: Namespace = (), priority: int = 0) -> Match:
+        return real_match(self, token_ids, namespace[-1:], priority)
 
     def insert(
-        self: RadixTree, token_ids: TokenIds, pages: PageIds, num_known: int = 0, namespace: Namespace = ()
+        self: RadixTree,
+        token_ids: TokenIds,
+        pages: PageIds,
+        num_known: int = 0,
+        namespace: Namespace = (),
+        priority: int = 0,
     ) -> Insertion:
-        return real_insert(self, token_ids, pages, num_known, namespace[-1:])
+        return real_insert(self, token_ids, pages, num_known, namespace[-1:], priority)
 
     patch.setattr(RadixTree, "match", match)
     patch.setattr(RadixTree, "insert", insert)

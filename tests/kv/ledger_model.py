@@ -11,6 +11,8 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
+from radixkv.config import EvictionPolicyName
+from radixkv.kv.events import Cleared, Removed, ReplayedPage, replay
 from radixkv.kv.manager import KVCacheManager
 from radixkv.kv.null_tree import NullTree
 from radixkv.kv.page_copy import PageCopy
@@ -23,6 +25,7 @@ from radixkv.testing.page_oracle import OracleNode, PageOracle
 from radixkv.types import Namespace, PageIds, TokenIds
 
 EVICTION_MEMORY = 48
+MAX_EVENT_PAGES = 10_000
 
 Content: TypeAlias = dict[int, tuple[Namespace, int, tuple[int, ...]]]
 
@@ -76,23 +79,32 @@ class Row:
 class LedgerModel:
     """Manager, oracle and canary side by side; ``verify`` compares them."""
 
-    make_tree: Callable[[int], RadixTree | NullTree] = RadixTree
-    make_oracle: Callable[[int], PageOracle] = PageOracle
+    make_tree: Callable[[int, EvictionPolicyName], RadixTree | NullTree] = RadixTree
+    make_oracle: Callable[[int, EvictionPolicyName], PageOracle] = PageOracle
     merges_every_chain = True
     """False where edges are too long to be merged."""
 
-    def __init__(self, page_size: int, num_pages: int, max_pinned_pages: int = 0) -> None:
+    def __init__(
+        self,
+        page_size: int,
+        num_pages: int,
+        max_pinned_pages: int = 0,
+        eviction_policy: EvictionPolicyName = "lru",
+    ) -> None:
         self.page_size = page_size
         self.num_pages = num_pages
         self.max_pinned_pages = max_pinned_pages
         self.clock = FakeClock()
-        self.tree = self.make_tree(page_size)
+        self.tree = self.make_tree(page_size, eviction_policy)
         self.kv = KVCacheManager(
             WatchedPool(num_pages, self.not_in_a_table), self.tree,
-            max_pinned_pages=max_pinned_pages, eviction_memory=EVICTION_MEMORY, clock=self.clock,
+            max_pinned_pages=max_pinned_pages, eviction_memory=EVICTION_MEMORY,
+            max_event_pages=MAX_EVENT_PAGES, clock=self.clock,
         )  # fmt: skip
+        self.replayed: dict[int, ReplayedPage] = {}
+        """What the events so far say that the tree holds."""
         self.store = CanaryStore(num_pages, page_size)
-        self.oracle = self.make_oracle(page_size)
+        self.oracle = self.make_oracle(page_size, eviction_policy)
         self.rows: list[Row] = []
         self.pins: dict[int, Pin] = {}
         """Live pins, with the pages that they must hold now."""
@@ -143,6 +155,7 @@ class LedgerModel:
         content = tree_content(self.tree)
         assert content == self.oracle.content(), f"tree {content}, oracle {self.oracle.content()}"
         assert content == self._content or kv.version != self._version, "content changed, version did not"
+        self.verify_events(content, has_changed=kv.version != self._version)
         self._content, self._version = content, kv.version
         num_edges = self.oracle.num_edges()
         assert self.tree.num_nodes >= num_edges
@@ -157,6 +170,26 @@ class LedgerModel:
         assert {pin.pin_id: pin.pages for pin in kv.pins} == {i: p.pages for i, p in self.pins.items()}
         self.store.poison(np.flatnonzero(counts == 0).astype(np.int32))
         self.read_everything()
+
+    def verify_events(self, content: Content, *, has_changed: bool) -> None:
+        """The events, applied one after the other, say exactly what the tree holds; so does ``content``."""
+        events = self.kv.take_events()
+        if not has_changed:
+            assert not events, f"nothing changed, but {events}"
+            return
+        for event in events:
+            if isinstance(event, Removed):
+                self.counts[f"event: {event.reason}"] += 1
+            elif isinstance(event, Cleared):
+                self.counts["event: cleared"] += 1
+        replay(events, self.page_size, self.replayed)
+        held = {page: (name[:-1], before, own) for page, (name, before, own) in content.items()}
+        told = {
+            key: (page.namespace, -1 if page.parent is None else page.parent, page.token_ids)
+            for key, page in self.replayed.items()
+        }
+        assert prefixes(told) == prefixes(held), "the events do not give the tree"
+        assert replay(self.kv.content(), self.page_size) == self.replayed, "content() does not give the tree"
 
     def read_everything(self) -> None:
         """Every computed position of every sequence and every page of the tree holds its own prefix."""
@@ -201,6 +234,18 @@ class LedgerModel:
 def prefix_of(node: OracleNode) -> tuple[int, ...]:
     """All tokens up to and including this page's."""
     return tuple(token for page in node.path for token in page.token_ids)
+
+
+def prefixes(content: Content) -> list[tuple[Namespace, tuple[int, ...]]]:
+    """The namespace and all tokens up to each page's end, in no order of meaning."""
+    found = []
+    for namespace, before, tokens in content.values():
+        while before != -1:
+            name, before, earlier = content[before]
+            assert name == namespace
+            tokens = earlier + tokens
+        found.append((namespace, tokens))
+    return sorted(found, key=repr)
 
 
 def tree_content(tree: RadixTree | NullTree) -> Content:

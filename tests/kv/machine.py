@@ -34,6 +34,8 @@ class Plan:
     takes_over: bool
     drops: bool
     copies_tail: bool
+    takes_tail: bool
+    """The tree's partial page, which the table shows too, becomes the sequence's own."""
 
 
 class LedgerMachine(LedgerModel):
@@ -44,12 +46,18 @@ class LedgerMachine(LedgerModel):
 
     # ---- acquire --------------------------------------------------------------------------------------
 
-    def start(self, token_ids: TokenIds, namespace: Namespace = (), logprob_start: int | None = None) -> Row:
+    def start(
+        self,
+        token_ids: TokenIds,
+        namespace: Namespace = (),
+        logprob_start: int | None = None,
+        priority: int = 0,
+    ) -> Row:
         """A new request, admitted at once."""
         self.next_id += 1
         request = Request(
             request_id=self.next_id, prompt_ids=token_ids, namespace=namespace, logprob_start=logprob_start,
-            sampling=SamplingParams(max_tokens=100_000),
+            priority=priority, sampling=SamplingParams(max_tokens=100_000),
         )  # fmt: skip
         row = Row(Sequence(request, self.page_size))
         self.rows.append(row)
@@ -74,7 +82,7 @@ class LedgerMachine(LedgerModel):
         assert tuple(seq.page_table.pages.tolist()) == found.page_ids
         assert seq.num_cached == (found.num_tokens if cached is None else cached)
         assert seq.num_committed_pages == len(found.page_ids)
-        self.oracle.touch(found.path)
+        self.oracle.touch(found.path, request.priority)
         if found.partial is not None:
             row.source, row.source_tokens = found.partial.page_id, found.partial_tokens
             row.copy_of = "partial copy"
@@ -105,6 +113,11 @@ class LedgerMachine(LedgerModel):
             self.verify()
             return False
         assert plan.fits, f"more pages than there are: {plan}"
+        if plan.takes_tail:
+            node = self._node_of(int(table[seq.num_computed // self.page_size]))
+            assert node is not None
+            self.oracle.remove(node)
+            self.counts["takeover of a shared tail"] += 1
         if plan.takes_over:
             self._expect_takeover(row, table)
         elif plan.drops:
@@ -143,8 +156,14 @@ class LedgerMachine(LedgerModel):
                 takes_over = row.source_tokens == len(node.token_ids) < self.page_size
                 drops = not takes_over
         num_new -= takes_over
+        takes_tail = False
+        if copies_tail and num_new == num_free + num_idle + 1 and counts[table.pages[index]] == 2:
+            node = self._node_of(int(table.pages[index]))
+            takes_tail = node is not None and len(node.token_ids) <= begun
+        num_new -= takes_tail
         fits = num_new <= num_free + num_idle + drops
-        return Plan(fits, num_new, max(0, num_new - num_free), takes_over, drops, copies_tail)
+        num_victims = max(0, num_new - num_free)
+        return Plan(fits, num_new, num_victims, takes_over, drops, copies_tail and not takes_tail, takes_tail)
 
     def _node_of(self, page_id: int) -> OracleNode | None:
         return next((node for _, node in self.oracle.nodes() if node.page_id == page_id), None)
@@ -168,7 +187,7 @@ class LedgerMachine(LedgerModel):
             head = victim.parent
             if head.page_id >= 0 and len(head.children) == 1 and not is_idle(head.page_id):
                 self.counts["trim beside a held head"] += 1
-            self.oracle.remove(victim)
+            self.oracle.evict_one(victim)
 
     def _expect_table(self, row: Row, plan: Plan, table: PageIds, stop: int) -> None:
         pages = row.seq.page_table.pages
@@ -266,7 +285,7 @@ class LedgerMachine(LedgerModel):
         """The oracle inserts the first tokens of a sequence; returns the tree's pages."""
         seq = row.seq
         pages = seq.page_table.pages[: -(-num_tokens // self.page_size)].tolist()
-        done = self.oracle.insert(seq.token_ids[:num_tokens], pages, seq.namespace)
+        done = self.oracle.insert(seq.token_ids[:num_tokens], pages, seq.namespace, seq.request.priority)
         if done.replaced is not None:
             self._follow(*done.replaced)
         return np.array(done.canonical, np.int32)
@@ -473,3 +492,4 @@ class LedgerMachine(LedgerModel):
         is_idle = self.is_idle()
         expected = [node.page_id for node in self.oracle.evict(self.num_pages, is_idle)]
         assert self.tree.evict(self.num_pages, self.kv.pool.ref_count).tolist() == expected
+        self.kv._publish()

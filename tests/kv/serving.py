@@ -55,11 +55,11 @@ def serve_whole(
 
 
 def num_idle(machine: LedgerMachine) -> int:
-    return machine.kv.stats()["num_pages_idle"]
+    return int(machine.kv.stats()["num_pages_idle"])
 
 
 def num_free(machine: LedgerMachine) -> int:
-    return machine.kv.stats()["num_pages_free"]
+    return int(machine.kv.stats()["num_pages_free"])
 
 
 def pages_for(num_tokens: int, page_size: int) -> int:

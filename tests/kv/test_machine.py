@@ -11,12 +11,13 @@ from collections.abc import Sequence as Seq
 from random import Random
 
 import pytest
-from driver import SETTINGS, Driver, Setting, run_many
+from driver import EVICTION_POLICIES, SETTINGS, Driver, Setting, run_many
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 from machine import LedgerMachine
 
+from radixkv.config import EvictionPolicyName
 from radixkv.kv import radix_tree
 from radixkv.kv.null_tree import NullTree
 from radixkv.testing.page_oracle import OracleInsertion, PageOracle
@@ -45,9 +46,9 @@ class LedgerRules(RuleBasedStateMachine):
 
     driver: Driver
 
-    @initialize(setting=st.sampled_from(SETTINGS))
-    def build(self, setting: Setting) -> None:
-        self.driver = Driver(setting.machine(), setting, seed=0)
+    @initialize(setting=st.sampled_from(SETTINGS), policy=st.sampled_from(EVICTION_POLICIES))
+    def build(self, setting: Setting, policy: EvictionPolicyName) -> None:
+        self.driver = Driver(setting.machine(policy), setting, seed=0)
 
     def _with(self, rng: Random) -> Driver:
         self.driver.rng = rng
@@ -121,12 +122,14 @@ class LedgerRules(RuleBasedStateMachine):
 class NullOracle(PageOracle):
     """Predicts a null tree: it keeps nothing, and a sequence keeps its own pages."""
 
-    def insert(self, token_ids: TokenIds, page_ids: Seq[int], namespace: Namespace = ()) -> OracleInsertion:
+    def insert(
+        self, token_ids: TokenIds, page_ids: Seq[int], namespace: Namespace = (), priority: int = 0
+    ) -> OracleInsertion:
         return OracleInsertion(tuple(page_ids[: len(token_ids) // self.page_size]), (), None)
 
 
 class NullMachine(LedgerMachine):
-    make_tree = NullTree
+    make_tree = staticmethod(lambda page_size, policy: NullTree(page_size))
     make_oracle = NullOracle
 
 
@@ -137,7 +140,8 @@ class LongEdgeMachine(LedgerMachine):
 def run_all_settings(kind: type[LedgerMachine], steps_each: int) -> Counter[str]:
     counts = Counter[str]()
     for seed, setting in enumerate(SETTINGS):
-        machine = kind(setting.page_size, setting.num_pages, setting.num_pages // 3)
+        policy = EVICTION_POLICIES[seed % len(EVICTION_POLICIES)]
+        machine = kind(setting.page_size, setting.num_pages, setting.num_pages // 3, policy)
         Driver(machine, setting, seed).run(steps_each)
         counts += machine.counts
     return counts

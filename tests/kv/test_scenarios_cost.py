@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from radixkv.kv.events import replay
 from radixkv.kv.manager import KVCacheManager
 from radixkv.kv.page_pool import PagePool
 from radixkv.kv.radix_tree import RadixTree
@@ -69,6 +70,7 @@ def use_up(kv: KVCacheManager, tokens: TokenIds) -> None:
     assert str(kv.tree) and kv.stats()["tree_num_pages"] == kv.tree.num_pages
     kv.check([])
     num_pages = kv.tree.num_pages
+    assert len(replay(kv.content(), 1)) == num_pages
     gone = kv.tree.evict(num_pages, kv.pool.ref_count)
     assert len(gone) == num_pages
     kv.pool.decref(gone)
