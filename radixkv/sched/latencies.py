@@ -15,7 +15,7 @@ SHORTEST_S, LONGEST_S = 1e-4, 1e4
 class Latencies:
     """Seconds, by the scheduler's clock. A preemption is part of the time between two tokens.
 
-    L1: the time of the last token is kept for live sequences only.
+    J1: the time of the last token is kept for live sequences only.
     """
 
     def __init__(self) -> None:
@@ -48,11 +48,11 @@ class Latencies:
         self._last_token.clear()
 
     def check(self, live: Container[Sequence]) -> None:
-        """L1, and H1 of each histogram. Raises ``InternalError``."""
+        """J1, and H1 of each histogram. Raises ``InternalError``."""
         for histogram in (self.queue_time_s, self.ttft_s, self.inter_token_s):
             histogram.check()
         ended = [seq.request.request_id for seq in self._last_token if seq not in live]
-        require(not ended, "L1", f"times of requests {ended} are kept, which are not live")
+        require(not ended, "J1", f"times of requests {ended} are kept, which are not live")
 
     def stats(self) -> dict[str, Any]:
         return {
