@@ -54,6 +54,9 @@ class Request:
     queue_timeout_s: float | None = None
     """Waiting longer than this for its first admission, it ends with ``timeout``, not computed; above 0.
     ``None``: what the engine's ``queue_timeout_s`` says."""
+    adapter: int = 0
+    """Index of a LoRA adapter, as the executor gave it out; 0 is the base model. Above 0 the ``namespace``
+    must say so too, for its K and V are other ones (see ``namespace_of``)."""
     beam: BeamParams | None = None
     """A beam search instead of samples; of ``sampling`` it uses what says when to stop."""
 
@@ -64,6 +67,11 @@ class Request:
         self._keep("request_id", whole_within("request_id", self.request_id, MIN_INT64, MAX_INT64))
         self._keep("sample_index", whole_within("sample_index", self.sample_index, 0, MAX_INT64))
         self._keep("namespace", _namespace_of(self.namespace))
+        self._keep("adapter", whole_within("adapter", self.adapter, 0, 2**31 - 1))
+        if self.adapter and not self.namespace:
+            raise InvalidRequestError(
+                f"adapter {self.adapter} needs a namespace of its own: the default one is the base model's"
+            )
         self._keep("priority", whole_within("priority", self.priority, -MAX_PRIORITY, MAX_PRIORITY))
         if self.queue_timeout_s is not None:
             timeout_s = plain_real(self.queue_timeout_s)

@@ -25,6 +25,7 @@ class ProbeSeq:
     pages: PageIds
     score: tuple[int, ...] = field(default=())
     """Positions within ``start .. stop - 1`` whose next token gets its log-probability."""
+    adapter: int = 0
 
 
 def probe_batch(
@@ -51,6 +52,7 @@ def probe_batch(
         page_size=page_size,
         seq_ids=np.array([seq.seq_id for seq in seqs], np.int64),
         request_ids=np.array([seq.seq_id for seq in seqs], np.int64),
+        adapter_ids=np.array([seq.adapter for seq in seqs], np.int32),
         token_ids=np.concatenate([seq.token_ids[seq.start : seq.stop] for seq in seqs]).astype(np.int32),
         positions=np.concatenate([np.arange(seq.start, seq.stop, dtype=np.int64) for seq in seqs]),
         slot_mapping=np.concatenate(

@@ -70,6 +70,9 @@ class Batch:
     """``[S]`` numbers that tell the sequences apart."""
     request_ids: NDArray[np.int64]
     """``[S]``; the samples of one request have the same."""
+    adapter_ids: NDArray[np.int32]
+    """``[S]`` adapter of each sequence, 0 for none. Sequences of one adapter stand together among those that
+    extend, and among those that decode."""
     token_ids: TokenIds
     """``[R]``"""
     positions: NDArray[np.int64]

@@ -64,6 +64,7 @@ def build_batch(
         page_size=page_size,
         seq_ids=np.fromiter((seq.number for seq in sequences), np.int64, num_seqs),
         request_ids=np.fromiter((seq.request.request_id for seq in sequences), np.int64, num_seqs),
+        adapter_ids=np.fromiter((seq.request.adapter for seq in sequences), np.int32, num_seqs),
         token_ids=np.concatenate([seq.token_ids[start:stop] for seq, start, stop in bounds]),
         positions=positions,
         slot_mapping=slots_of(page_indices, positions, page_size, np.repeat(page_indptr[:-1], counts)),
@@ -88,9 +89,20 @@ def build_batch(
 def _arrange(
     sequences: list[Sequence], page_size: int, first_seq: int
 ) -> tuple[list[Sequence], list[PrefixGroup]]:
-    """The sequences in depth-first order of the whole pages before their first row, and their groups."""
+    """The sequences by adapter, then in depth-first order of the whole pages before their first row, and
+    their groups. Those of different adapters share no page."""
     if len(sequences) < 2:
         return sequences, []
+    adapters = {seq.request.adapter for seq in sequences}
+    if len(adapters) > 1:
+        arranged: list[Sequence] = []
+        groups: list[PrefixGroup] = []
+        for adapter in sorted(adapters):
+            alike = [seq for seq in sequences if seq.request.adapter == adapter]
+            part, part_groups = _arrange(alike, page_size, first_seq + len(arranged))
+            arranged += part
+            groups += part_groups
+        return arranged, groups
     tables = [seq.page_table.pages[: seq.num_computed // page_size] for seq in sequences]
     order = depth_first_order(tables)
     shared = shared_with_next([tables[i] for i in order])

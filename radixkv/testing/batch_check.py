@@ -37,7 +37,7 @@ def check_batch(batch: Batch, num_pages: int, vocab_size: int) -> None:
 _DTYPES = tuple(
     (name, np.dtype(dtype))
     for name, dtype in (
-        ("seq_ids", np.int64), ("request_ids", np.int64), ("token_ids", np.int32),
+        ("seq_ids", np.int64), ("adapter_ids", np.int32), ("request_ids", np.int64), ("token_ids", np.int32),
         ("positions", np.int64), ("slot_mapping", np.int64),
         ("query_indptr", np.int32), ("page_indptr", np.int32), ("page_indices", np.int32),
         ("last_page_len", np.int32), ("sample_rows", np.int64), ("sample_seqs", np.int64),
@@ -67,6 +67,9 @@ def _check_rows(batch: Batch, vocab_size: int) -> None:
     _require(all(count > 1 for count in counts[:border]), "extend sequences come first, with several rows")
     _require(all(count == 1 for count in counts[border:]), "decode sequences come last, with one row")
     _require(batch.num_extend_rows == indptr[border], "num_extend_rows")
+    _require(len(batch.adapter_ids) == batch.num_seqs and batch.adapter_ids.min() >= 0, "adapter_ids")
+    for part in (batch.adapter_ids[:border].tolist(), batch.adapter_ids[border:].tolist()):
+        _require(part == sorted(part), "sequences of one adapter stand together, the base model's first")
     low, high = batch.token_ids.min(), batch.token_ids.max()
     _require(low >= 0 and high < vocab_size, "token ids in the vocabulary")
 

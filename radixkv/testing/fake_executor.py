@@ -13,9 +13,9 @@ from radixkv.config import ModelSpec
 from radixkv.kv.page_table import slots_of
 from radixkv.sched.batch import Batch, SamplingRows, StepResult
 from radixkv.sched.draws import draws_of
-from radixkv.token_logprobs import TokenLogprobs
-from radixkv.testing.batch_check import check_batch
+from radixkv.testing.batch_check import BatchError, check_batch
 from radixkv.testing.canary_store import CanaryStore, PrefixHasher
+from radixkv.token_logprobs import TokenLogprobs
 from radixkv.types import SlotMapping, TokenIds
 
 _SCORE_STEPS = 1000
@@ -64,6 +64,9 @@ class FakeExecutor:
         self.after = after
         self.batches: list[Batch] = []
         """Every batch that was started, in order."""
+        self.weights_version = 0
+        self._adapters: set[int] = set()
+        self._num_adapters_ever = 0
         self._hasher = PrefixHasher()
         self._eos_one_in = eos_one_in
         self._forced: dict[tuple[int, int], int] = {}
@@ -72,22 +75,48 @@ class FakeExecutor:
         """The token sampled for ``position`` (counted from the start of the prompt) of that request."""
         self._forced[request_id, position] = token_id
 
+    def load_adapter(self, path: object) -> int:
+        """An adapter, whatever ``path`` is. Under it a prefix has other hashes, so that pages of another
+        adapter, or of the base model, are noticed at the first read, and other tokens follow."""
+        self._num_adapters_ever += 1
+        self._adapters.add(self._num_adapters_ever)
+        return self._num_adapters_ever
+
+    def unload_adapter(self, adapter: int) -> None:
+        self._adapters.remove(adapter)
+
+    def update_weights(self, weights: object) -> None:
+        """Whatever ``weights`` are, hashes and tokens stay as they were."""
+        self.weights_version += 1
+
+    @staticmethod
+    def seed_of(adapter: int) -> int:
+        """The hash of the empty prefix under ``adapter``; 0 for the base model."""
+        return PrefixHasher.seed("adapter", adapter) if adapter else 0
+
     def execute(self, batch: Batch) -> StepResult:
         """One step. Raises ``BatchError``, ``CanaryError``, and whatever ``before`` and ``after`` raise."""
         self.batches.append(batch)
         if self.before is not None:
             self.before(batch)
         check_batch(batch, self.num_pages, self.spec.vocab_size)
+        unknown = set(batch.adapter_ids.tolist()) - self._adapters - {0}
+        if unknown:
+            raise BatchError(f"adapters {sorted(unknown)} are not loaded")
+        seeds = [self.seed_of(adapter) for adapter in batch.adapter_ids.tolist()]
         self.store.copy_pages(batch.page_copies)
         tables = [self._slots(batch, i) for i in range(batch.num_seqs)]
         starts = batch.positions[batch.query_indptr[:-1]].tolist()
         # All reads come before all writes: no sequence may depend on another's rows of the same step.
-        prefixes = [self.store.read_chain(slots[:n]) for slots, n in zip(tables, starts, strict=True)]
+        prefixes = [
+            self.store.read_chain(slots[:n], seed)
+            for slots, n, seed in zip(tables, starts, seeds, strict=True)
+        ]
         for i, (slots, start, prefix) in enumerate(zip(tables, starts, prefixes, strict=True)):
             rows = slice(int(batch.query_indptr[i]), int(batch.query_indptr[i + 1]))
             self.store.write(slots[start:], batch.token_ids[rows], prefix)
-        for slots in tables:
-            self.store.read_chain(slots)
+        for slots, seed in zip(tables, seeds, strict=True):
+            self.store.read_chain(slots, seed)
         if self.after is not None:
             self.after(batch)
         hashes = self.store.hashes[batch.slot_mapping]
@@ -166,6 +195,7 @@ class FakeExecutor:
         min_tokens: int = 0,
         seed: int | None = None,
         sample_index: int = 0,
+        adapter: int = 0,
     ) -> list[int]:
         """What a request for ``max_tokens`` gives, from the prompt alone. ``forced``: position to token;
         ``seed`` and ``sample_index``: of the draws, where it has a temperature."""
@@ -175,7 +205,7 @@ class FakeExecutor:
             draws = draws_of(*key, np.arange(max_tokens, dtype=np.uint64))
         ids = list(np.asarray(prompt_ids).tolist())
         num_prompt = len(ids)
-        prefix_hash = int(self._hasher.extend(0, np.array(ids, np.int32))[-1])
+        prefix_hash = int(self._hasher.extend(self.seed_of(adapter), np.array(ids, np.int32))[-1])
         while len(ids) < num_prompt + max_tokens:
             barred = self.spec.eos_token_ids if len(ids) < num_prompt + min_tokens else ()
             token_id = (forced or {}).get(
@@ -196,11 +226,11 @@ class FakeExecutor:
         return [float(score) for score in np.array(scores, np.float32)]
 
     def expected_token_logprobs(
-        self, token_ids: TokenIds | Seq[int], start: int, num_top: int
+        self, token_ids: TokenIds | Seq[int], start: int, num_top: int, *, adapter: int = 0
     ) -> list[TokenLogprobs]:
         """Of the tokens from position ``start`` (at least 1) on, given those before; prompt or output."""
         ids = np.asarray(token_ids, np.int32)
-        hashes = self._hasher.extend(0, ids).tolist()
+        hashes = self._hasher.extend(self.seed_of(adapter), ids).tolist()
         return [self._entry(hashes[p - 1], int(ids[p]), num_top) for p in range(start, len(ids))]
 
     def check(self) -> None:

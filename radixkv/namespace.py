@@ -1,0 +1,39 @@
+"""Which of the cache's trees a request belongs to. The one place where that is decided."""
+
+from __future__ import annotations
+
+from radixkv.errors import InvalidRequestError
+from radixkv.plain import shown
+from radixkv.types import Namespace
+
+
+def namespace_of(
+    *,
+    model_revision: str | None = None,
+    adapter: str | None = None,
+    adapter_version: int = 0,
+    cache_salt: str | None = None,
+) -> Namespace:
+    """A tuple of typed fields, each in its own place: whatever text stands in one, it never equals another
+    combination, and nothing is joined or hashed into equality. ``None`` is "none given" and differs from
+    ``""``. Where nothing at all is given it is ``()``, the default. The manager appends its epoch.
+
+    Raises ``InvalidRequestError`` for a salt that is neither text nor ``None``.
+    """
+    if cache_salt is not None and not isinstance(cache_salt, str):
+        raise InvalidRequestError(f"cache_salt must be text or None, got {shown(cache_salt)}")
+    if model_revision is None and adapter is None and cache_salt is None:
+        return ()
+    return (model_revision, adapter, adapter_version, cache_salt)
+
+
+def described(namespace: Namespace) -> str:
+    """In words, without the salt, which may be another user's secret."""
+    if len(namespace) != 4:
+        return "the default one" if not namespace else f"one of {len(namespace)} fields"
+    revision, adapter, version, salt = namespace
+    words = [] if revision is None else [f"model revision {revision!r}"]
+    if adapter is not None:
+        words.append(f"adapter {adapter!r}, version {version}")
+    words.append("no cache_salt" if salt is None else "a cache_salt of its own")
+    return "that of " + ", ".join(words)
