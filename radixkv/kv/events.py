@@ -70,7 +70,7 @@ class EventLog:
     The tree adds while it works; the manager publishes at the end of each verb, when the pages that were let
     go have been freed. Only what was published can be taken.
 
-    G1: the buffer holds at most ``max_pages`` entries (an event counts 1, and 1 for each of its pages).
+    X1: the buffer holds at most ``max_pages`` entries (an event counts 1, and 1 for each of its pages).
     """
 
     def __init__(self, max_pages: int) -> None:
@@ -109,7 +109,7 @@ class EventLog:
     def check(self) -> None:
         """Raises ``InternalError``."""
         counted = sum(map(_num_entries, self._ready))
-        require(counted == self._num_entries <= self.max_pages, "G1", f"{counted} of {self.max_pages}")
+        require(counted == self._num_entries <= self.max_pages, "X1", f"{counted} of {self.max_pages}")
 
     def stats(self) -> dict[str, int]:
         return {

@@ -264,7 +264,7 @@ def test_without_a_cache_nothing_is_told() -> None:
 def test_check_finds_a_buffer_that_was_counted_wrong() -> None:
     log = EventLog(10)
     log._num_entries = 1
-    with pytest.raises(InternalError, match="G1 does not hold"):
+    with pytest.raises(InternalError, match="X1 does not hold"):
         log.check()
 
 
