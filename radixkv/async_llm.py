@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, TypeVar, Unpack
 
 from radixkv.async_chat import AsyncChat
+from radixkv.beam_job import beam_job, beam_settings
 from radixkv.chat import open_transcript
 from radixkv.config import EngineConfig
 from radixkv.engine_thread import EngineThread
@@ -21,11 +22,12 @@ from radixkv.executor.loaded_model import LoadedModel
 from radixkv.generation import Generation
 from radixkv.job_task import JobTask
 from radixkv.jobs import Job, prefill_job, score_job
+from radixkv.kv.events import Event
 from radixkv.kv.manager import FlushReport, Pin
 from radixkv.opening import OpenOptions, open_service
-from radixkv.outputs import PrefillInfo, PromptExplanation, Score
+from radixkv.outputs import BeamOutput, PrefillInfo, PromptExplanation, Score
 from radixkv.plain import shown
-from radixkv.prompts import Prompt, copied
+from radixkv.prompts import Prompt, copied, is_one_prompt
 from radixkv.sampling import SamplingParams
 from radixkv.sequence import Request
 from radixkv.service import Service
@@ -86,6 +88,26 @@ class AsyncLLM:
         finish reason ``abort``. From any thread. Does nothing where it has not begun, or has ended."""
         self._thread.abort(request_id)
 
+    async def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        beam_width: int,
+        max_tokens: int = 256,
+        min_tokens: int = 0,
+        length_penalty: float = 1.0,
+        early_stopping: bool = False,
+        stop_token_ids: Sequence[int] = (),
+        ignore_eos: bool = False,
+    ) -> BeamOutput | list[BeamOutput]:
+        """As ``LLM.beam_search``."""
+        params, sampling = beam_settings(
+            beam_width, max_tokens, min_tokens, length_penalty, early_stopping, stop_token_ids, ignore_eos
+        )
+        prompts = copied(prompts)
+        results = await self._run(lambda service: beam_job(service, prompts, params, sampling))
+        return results[0] if is_one_prompt(prompts) else results
+
     # Prefixes
 
     async def prefill(self, prefix: Prompt, pin: bool = False) -> PrefillInfo:
@@ -130,6 +152,10 @@ class AsyncLLM:
         """As ``LLM.explain``."""
         prompt = copied(prompt)
         return await self._call(lambda service: service.explain(prompt))
+
+    async def take_events(self) -> tuple[Event, ...]:
+        """As ``LLM.take_events``."""
+        return await self._call(lambda service: service.take_events())
 
     async def flush(self) -> FlushReport:
         """As ``LLM.flush``. What runs goes on, and what it computed before is not found again."""

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Literal, TypeAlias, TypeVar, Unpack, overload
 
+from radixkv.beam_job import beam_job, beam_settings
 from radixkv.chat import Chat, open_transcript
 from radixkv.config import EngineConfig
 from radixkv.engine import Engine
@@ -15,9 +16,10 @@ from radixkv.errors import EngineDeadError, InternalError, InvalidRequestError
 from radixkv.executor.base import ModelExecutor
 from radixkv.executor.loaded_model import LoadedModel
 from radixkv.jobs import Job, prefill_job, score_job
+from radixkv.kv.events import Event
 from radixkv.kv.manager import FlushReport, Pin
 from radixkv.opening import OpenOptions, open_service
-from radixkv.outputs import Output, PrefillInfo, PromptExplanation, Score
+from radixkv.outputs import BeamOutput, Output, PrefillInfo, PromptExplanation, Score
 from radixkv.prompts import Prompt, is_one_prompt, params_list
 from radixkv.run import run_to_end
 from radixkv.sampling import SamplingParams
@@ -167,6 +169,33 @@ class LLM:
                 results[jobs[request_id][0]] = answer.error if answer.error is not None else answer.output()
             return results[0] if one else results
 
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        beam_width: int,
+        max_tokens: int = 256,
+        min_tokens: int = 0,
+        length_penalty: float = 1.0,
+        early_stopping: bool = False,
+        stop_token_ids: Sequence[int] = (),
+        ignore_eos: bool = False,
+    ) -> BeamOutput | list[BeamOutput]:
+        """Beam search: the ``beam_width`` outputs with the highest score that the search finds, best first;
+        one ``BeamOutput`` for one prompt, a list in order for a list.
+
+        The prompt is computed once; beams share the pages of what they have in common. The score is the
+        cumulative log-probability over ``length ** length_penalty``. ``early_stopping``: stop as soon as
+        ``beam_width`` beams have ended, instead of when none that runs scores better than those. Raises
+        before any work as ``generate`` does.
+        """
+        params, sampling = beam_settings(
+            beam_width, max_tokens, min_tokens, length_penalty, early_stopping, stop_token_ids, ignore_eos
+        )
+        with self._call() as service:
+            results = self._drive(beam_job(service, prompts, params, sampling), service)
+            return results[0] if is_one_prompt(prompts) else results
+
     # prefixes
 
     def prefill(self, prefix: Prompt, pin: bool = False) -> PrefillInfo:
@@ -208,6 +237,12 @@ class LLM:
         nothing; ``print`` the result."""
         with self._call() as service:
             return service.explain(prompt)
+
+    def take_events(self) -> tuple[Event, ...]:
+        """What entered and left the cache since the last call, oldest first (``radixkv.kv.replay`` applies
+        it). Raises ``MisuseError`` unless opened with ``events=True``."""
+        with self._call() as service:
+            return service.take_events()
 
     def flush(self) -> FlushReport:
         """Forget every prefix; pins are dropped, and the report says so."""

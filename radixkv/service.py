@@ -9,11 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from radixkv.beam_params import BeamParams
 from radixkv.config import EngineConfig, ModelSpec
 from radixkv.engine import Engine
 from radixkv.errors import ConfigError, InvalidRequestError, MisuseError
 from radixkv.executor.base import ModelExecutor
 from radixkv.explain import explain_prompt
+from radixkv.kv.events import Event
 from radixkv.kv.manager import FlushReport, Pin
 from radixkv.outputs import PrefillInfo, PromptExplanation
 from radixkv.plain import shown
@@ -71,6 +73,7 @@ class Service:
         what: str,
         index: int | None = None,
         request_id: int | None = None,
+        beam: BeamParams | None = None,
     ) -> Request:
         """A request that is known to fit, or ``InvalidRequestError`` (or a kind of it) with ``what`` and
         ``index``."""
@@ -78,9 +81,8 @@ class Service:
         try:
             if sampling.stop and self.tokenizer is None:
                 raise InvalidRequestError("stop strings need a tokenizer, and the model came without one")
-            return self._fitting(
-                prompt_ids(prompt, self.tokenizer, self.spec.vocab_size), sampling, request_id=request_id
-            )
+            ids = prompt_ids(prompt, self.tokenizer, self.spec.vocab_size)
+            return self._fitting(ids, sampling, request_id=request_id, beam=beam)
         except InvalidRequestError as error:
             raise with_index(error, what, index) from error.__cause__
 
@@ -102,12 +104,14 @@ class Service:
         *,
         logprob_start: int | None = None,
         request_id: int | None = None,
+        beam: BeamParams | None = None,
     ) -> Request:
         request = Request(
             request_id=self.next_request_id() if request_id is None else request_id,
             prompt_ids=ids,
             sampling=sampling,
             logprob_start=logprob_start,
+            beam=beam,
         )
         try:
             refuse_unfit(request, self.config, self.spec)
@@ -128,6 +132,10 @@ class Service:
         """How much of ``prompt`` the cache holds, and why not more. Changes nothing."""
         request = self.request(prompt, SamplingParams(max_tokens=0), "prompt")
         return explain_prompt(self.engine.kv, request.prompt_ids, self.tokenizer)
+
+    def take_events(self) -> tuple[Event, ...]:
+        """What entered and left the cache since the last call."""
+        return self.engine.take_events()
 
     def flush(self) -> FlushReport:
         """Forget every prefix; pins are dropped."""

@@ -123,7 +123,7 @@ def random_program(seed: int) -> dict[str, int]:
         while left and between(0, 1) == 0:
             left -= 1
             prompt = prompts[between(0, 1)][: between(1, longest)]
-            drawn = {} if between(0, 3) == 0 else {"temperature": 1.0, "seed": between(0, 9)}
+            drawn: dict[str, Any] = {"temperature": 1.0, "seed": between(0, 9)} if between(0, 3) else {}
             h.add(prompt, between(0, 7), n=between(1, 4), **drawn)
         h.step()
         if between(0, 7) == 0 and h.requests:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from radixkv.config import ModelSpec
 from radixkv.kv.invariant import require
 from radixkv.kv.manager import KVCacheManager
 from radixkv.sched.beam_search import BeamSearch, Continuation
@@ -32,6 +33,16 @@ class BeamGroup:
         self._rests: list[TokenIds] = []
         """While gathered after a preemption: what each beam has beyond the shared beginning."""
         self._numbers = range(root.number, root.number + search.params.width)
+
+    @classmethod
+    def of(cls, root: Sequence, spec: ModelSpec) -> BeamGroup:
+        """``root`` is a new request's; from now on it asks for the likeliest next tokens."""
+        sampling, params = root.request.sampling, root.request.beam
+        assert params is not None
+        end_ids = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else spec.eos_token_ids)}
+        search = BeamSearch(params, frozenset(end_ids), sampling.max_tokens, sampling.min_tokens)
+        root.num_logprobs = 1 + min(search.num_candidates, spec.vocab_size)
+        return cls(root, search)
 
     @property
     def first(self) -> Sequence:

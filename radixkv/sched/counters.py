@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from radixkv.sequence import FinishReason
@@ -37,6 +40,15 @@ class Counters:
     output_tokens: int = 0
     schedule_cpu_s: float = 0.0
     update_cpu_s: float = 0.0
+
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """Add the CPU time of this thread to the counter ``name``."""
+        begin = time.thread_time()
+        try:
+            yield
+        finally:
+            setattr(self, name, getattr(self, name) + time.thread_time() - begin)
 
     def count_end(self, reason: FinishReason) -> None:
         if reason == "abort":

@@ -37,7 +37,8 @@ def _refuse_no_choice(request: Request, spec: ModelSpec) -> None:
     ends = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else spec.eos_token_ids)}
     if len(ends) >= spec.vocab_size:
         raise InvalidRequestError(
-            f"request {request.request_id}: min_tokens is {sampling.min_tokens}, but every token ends the text"
+            f"request {request.request_id}: min_tokens is {sampling.min_tokens}, but every token "
+            "ends the text"
         )
 
 

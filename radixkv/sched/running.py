@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from radixkv.config import EngineConfig
 from radixkv.errors import OutOfPages
 from radixkv.kv.manager import KVCacheManager
+from radixkv.sched.batch import StepResult
 from radixkv.sched.beam_group import BeamGroup
 from radixkv.sched.counters import Counters
 from radixkv.sched.reservation import Reservation
@@ -94,6 +95,35 @@ class Running:
                     self.preempt(victim_for_pages(self, by_priority=by_priority))
                     preempted = True
         return preempted, None
+
+    def commit(self, seq: Sequence) -> None:
+        """The pages that ``seq`` has filled become known to the tree."""
+        if seq.num_computed // self._config.page_size > seq.num_committed_pages:
+            self._kv.commit(seq)
+
+    def advance_beams(self, request_id: int, row_of: Mapping[int, int], result: StepResult) -> bool:
+        """Beams of one search have computed some tokens: all of them their last one, or none. ``row_of``: the
+        row of ``result`` that belongs to each, by number. Returns whether the search is over."""
+        group = self.beams[request_id]
+        for beam in [group.first] if group.is_gathered else group.beams:
+            self.commit(beam)
+        if group.is_gathered:
+            if group.first.num_computed == group.first.num_tokens:
+                for beam in group.spread(self._kv):
+                    self.add(beam)
+            return False
+        if group.first.number not in row_of:
+            return False
+        rows = [row_of[beam.number] for beam in group.beams]
+        num_top = group.first.num_logprobs - 1
+        top_ids, top_logprobs = result.top_ids[rows, :num_top], result.top_logprobs[rows, :num_top]
+        self._counters.output_tokens += len(group.beams)
+        new, dropped = group.advance(self._kv, top_ids, top_logprobs)
+        for beam in dropped:
+            self.remove(beam)
+        for beam in new:
+            self.add(beam)
+        return group.search.is_over
 
     def _is_alone(self, seq: Sequence) -> bool:
         """Whether nobody runs but ``seq``, or the beams of its search."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 from radixkv.config import EngineConfig, ModelSpec
@@ -15,7 +14,6 @@ from radixkv.sched.admission import Admission
 from radixkv.sched.batch import Batch, SequenceOutput, StepResult
 from radixkv.sched.batch_builder import build_batch
 from radixkv.sched.beam_group import BeamGroup
-from radixkv.sched.beam_search import BeamSearch
 from radixkv.sched.counters import Counters
 from radixkv.sched.draws import with_seed
 from radixkv.sched.forking import fork_samples
@@ -25,6 +23,7 @@ from radixkv.sched.live_request import LiveRequest
 from radixkv.sched.logprob_results import sampled_entries, take_prompt_scores
 from radixkv.sched.running import Running
 from radixkv.sched.sequence_outputs import beam_outputs, last_outputs, output_of
+from radixkv.sched.stopping import reason_to_stop
 from radixkv.sequence import FinishReason, Request, Sequence, Status
 from radixkv.token_logprobs import TokenLogprobs
 
@@ -88,24 +87,12 @@ class Scheduler:
             raise
         seq = Sequence(with_seed(request), self.config.page_size, self._clock(), self._num_arrivals)
         self._num_arrivals += request.num_samples
-        beams = self._beams_of(seq)
+        beams = None if request.beam is None else BeamGroup.of(seq, self.spec)
         self._live[request.request_id] = LiveRequest(seq, beams)
         if beams is not None:
             self._running.beams[request.request_id] = beams
         self._queue.add(seq)
         self.counters.num_added += 1
-
-    def _beams_of(self, seq: Sequence) -> BeamGroup | None:
-        """``seq`` is new; a beam search needs the log-probabilities of several tokens after each."""
-        sampling, beam = seq.request.sampling, seq.request.beam
-        if beam is None:
-            return None
-        ends = () if sampling.ignore_eos else self.spec.eos_token_ids
-        search = BeamSearch(
-            beam, frozenset((*ends, *sampling.stop_token_ids)), sampling.max_tokens, sampling.min_tokens
-        )
-        seq.num_logprobs = 1 + min(search.num_candidates, self.spec.vocab_size)
-        return BeamGroup(seq, search)
 
     def abort(self, request_id: int) -> tuple[SequenceOutput, ...]:
         """End a request. Returns the final output of each of its samples that had not ended; nothing where
@@ -144,7 +131,7 @@ class Scheduler:
         """The next batch, which is then out until ``update``, ``fail`` or ``undo``; ``None`` where nothing
         can be computed. Requests may end here: see ``take_outputs``."""
         assert self._in_flight is None, "the last batch has not come back"
-        with self._timed("schedule_cpu_s"):
+        with self.counters.timed("schedule_cpu_s"):
             self.kv.expire_pins()
             for seq in self._admission.overdue():
                 self._outputs += self._end(seq, "timeout")
@@ -168,7 +155,7 @@ class Scheduler:
 
     def update(self, batch: Batch, result: StepResult) -> list[SequenceOutput]:
         """Take in what ``batch`` computed; outputs of the sequences that have something new or have ended."""
-        with self._timed("update_cpu_s"):
+        with self.counters.timed("update_cpu_s"):
             sequences = self._take_back(batch)
             self.counters.num_steps += 1
             take_prompt_scores(batch, result, sequences)
@@ -194,8 +181,8 @@ class Scheduler:
                     tokens = [(ids[row], entries[row] if entries else None) for row in its_rows]
                     outputs += self._advance(seq, tokens)
             for request_id, row_of in groups.items():
-                if request_id in self._live:
-                    outputs += self._advance_beams(self._live[request_id], row_of, result)
+                if request_id in self._live and self._running.advance_beams(request_id, row_of, result):
+                    outputs += self._end_beams(self._live[request_id], None)
             return outputs
 
     def fail(self, batch: Batch, error: BaseException) -> list[SequenceOutput]:
@@ -276,11 +263,11 @@ class Scheduler:
         if not tokens:
             if seq.num_computed == seq.num_tokens:  # max_tokens is 0
                 return self._end(seq, "length")
-            self._commit(seq)
+            self._running.commit(seq)
             return []
         if seq.num_samples == 1:
             return self._take_token(seq, *tokens[0])
-        self._commit(seq)
+        self._running.commit(seq)
         samples = fork_samples(self.kv, seq)
         self._live[seq.request.request_id].samples = list(samples)
         for sample in samples[1:]:
@@ -296,53 +283,11 @@ class Scheduler:
             seq.cumulative_logprob += entry.logprob
         self.counters.output_tokens += 1
         self._latencies.token(seq, self._clock())
-        reason = self._reason_to_stop(seq, token_id)
+        reason = reason_to_stop(seq, token_id, self.spec.eos_token_ids)
         if reason is not None:
             return self._end(seq, reason, new_ids=(token_id,), entry=entry)
-        self._commit(seq)
+        self._running.commit(seq)
         return [output_of(seq, (token_id,), entry=entry)]
-
-    def _advance_beams(
-        self, live: LiveRequest, row_of: dict[int, int], result: StepResult
-    ) -> list[SequenceOutput]:
-        """The beams of one search have computed some tokens; ``row_of``: the row of ``result`` of each that
-        has computed its last one, by number. All have, or none."""
-        beams = live.beams
-        assert beams is not None
-        for beam in live.sequences:
-            self._commit(beam)
-        if beams.is_gathered:
-            if beams.first.num_computed == beams.first.num_tokens:
-                for beam in beams.spread(self.kv):
-                    self._running.add(beam)
-            return []
-        if beams.first.number not in row_of:
-            return []
-        rows = [row_of[beam.number] for beam in beams.beams]
-        num_top = beams.first.num_logprobs - 1
-        new, dropped = beams.advance(
-            self.kv, result.top_ids[rows, :num_top], result.top_logprobs[rows, :num_top]
-        )
-        self.counters.output_tokens += len(beams.beams)
-        if beams.search.is_over:
-            return self._end_beams(live, None)
-        for beam in dropped:
-            self._running.remove(beam)
-        for beam in new:
-            self._running.add(beam)
-        return []
-
-    def _commit(self, seq: Sequence) -> None:
-        if seq.num_computed // self.config.page_size > seq.num_committed_pages:
-            self.kv.commit(seq)
-
-    def _reason_to_stop(self, seq: Sequence, token_id: int) -> FinishReason | None:
-        sampling = seq.request.sampling
-        if token_id in sampling.stop_token_ids:
-            return "stop"
-        if token_id in self.spec.eos_token_ids and not sampling.ignore_eos:
-            return "stop"
-        return "length" if seq.num_output >= sampling.max_tokens else None
 
     def _end(
         self,
@@ -398,15 +343,6 @@ class Scheduler:
         self.counters.count_end(live.reason)
 
     # Reports
-
-    @contextmanager
-    def _timed(self, counter: str) -> Iterator[None]:
-        begin = time.thread_time()
-        try:
-            yield
-        finally:
-            spent = time.thread_time() - begin
-            setattr(self.counters, counter, getattr(self.counters, counter) + spent)
 
     @property
     def running(self) -> list[Sequence]:

@@ -28,7 +28,8 @@ def weaker_than(
     first, of equals the one with the fewest preemptions, of those the latest arrival.
 
     No beam search is, for its beams would all have to go. Nobody is preempted who would not go to the front
-    afterwards (``MAX_BOOSTS``), so nobody more often than that; nor whom D4 would put before ``seq`` at once, so that the two would change places for ever.
+    afterwards (``MAX_BOOSTS``), so nobody more often than that; nor whom D4 would put before
+    ``seq`` at once, so that the two would change places for ever.
     """
     weaker = [
         other
