@@ -7,6 +7,7 @@ without it the tests that read them are deselected, not skipped.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from pathlib import Path
 
@@ -30,6 +31,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "needs_data: reads the folder that --data names")
+    config.addinivalue_line("markers", "needs_peft: makes or reads LoRA adapters with peft")
     settings.load_profile("long" if config.getoption("--long") else "ci")
 
 
@@ -48,13 +50,27 @@ def _data_folder(config: pytest.Config) -> Path | None:
     return Path(name)
 
 
+def _missing(config: pytest.Config) -> dict[str, str]:
+    """Marker to what a test so marked needs and does not find."""
+    missing = {}
+    if _data_folder(config) is None:
+        missing["needs_data"] = "--data FOLDER"
+    if importlib.util.find_spec("peft") is None:
+        missing["needs_peft"] = "peft, which pip install -e '.[lora]' brings"
+    return missing
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if _data_folder(config) is not None:
-        return
-    left_out = [item for item in items if item.get_closest_marker("needs_data")]
-    if left_out:
+    for marker, what in _missing(config).items():
+        left_out = [item for item in items if item.get_closest_marker(marker)]
+        if not left_out:
+            continue
         config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if not item.get_closest_marker("needs_data")]
+        items[:] = [item for item in items if not item.get_closest_marker(marker)]
+        if marker != "needs_data":
+            config.issue_config_time_warning(
+                pytest.PytestWarning(f"{len(left_out)} tests are left out: they need {what}"), 2
+            )
 
 
 @pytest.fixture

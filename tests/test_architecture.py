@@ -53,7 +53,7 @@ RANKS = {
 
 TORCH_PLACES = ("radixkv.executor.*", "radixkv.testing.*", "radixkv.bench.peer")
 """The last one is a benchmark's rival, not ours."""
-TORCH_MODULES = ("torch", "transformers", "safetensors", "tokenizers", "huggingface_hub", "gguf")
+TORCH_MODULES = ("torch", "transformers", "safetensors", "tokenizers", "huggingface_hub", "gguf", "peft")
 RANKS_0_TO_4_MAY_IMPORT = ("numpy", "sortedcontainers")
 POOL_VERBS = ("allocate", "incref", "decref")
 POOL_CALLERS = ("radixkv.kv.manager", "radixkv.kv.page_pool", "radixkv.bench.micro_tree")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from time import perf_counter
 from typing import Any
 
@@ -17,7 +18,7 @@ from radixkv.executor.kv_store import KVStore
 from radixkv.executor.loaded_model import LoadedModel
 from radixkv.executor.logprobs import RowLogprobs
 from radixkv.executor.memory import num_pages_for
-from radixkv.executor.prepared import prepare
+from radixkv.executor.prepared import WeightUpdate, prepare
 from radixkv.executor.sampler import sample
 from radixkv.executor.threads import set_num_threads
 from radixkv.sched.batch import Batch, StepResult
@@ -97,14 +98,15 @@ class HFExecutor:
             copied = perf_counter()
             self._backend.plan(batch)
             planned = perf_counter()
-            hidden = self._forward(batch)
+            rows_of = np.repeat(batch.adapter_ids, np.diff(batch.query_indptr))
+            hidden = self._forward(batch, rows_of)
             _refuse_unless_finite(hidden, batch)
-            logits = self._logits(hidden, batch.sample_rows)
+            logits = self._logits(hidden, batch.sample_rows, rows_of)
             forwarded = perf_counter()
             sampled_ids = sample(logits, batch.sampling, *_names(batch, batch.sample_seqs))
             sampled = perf_counter()
             of_sampled = self._of_sampled(logits, sampled_ids, batch)
-            scores = self._score(hidden, batch)
+            scores = self._score(hidden, batch, rows_of)
         end = perf_counter()
         matmul, attention = times.matmul - matmul, times.attention - attention + (planned - copied)
         self._add(
@@ -135,19 +137,41 @@ class HFExecutor:
         with torch.inference_mode():
             self.store.copy_pages(batch.page_copies)
             self._backend.plan(batch)
-            return self._prepared.logits(self._forward(batch)).float()
+            rows_of = np.repeat(batch.adapter_ids, np.diff(batch.query_indptr))
+            hidden = self._forward(batch, rows_of)
+            return self._logits(hidden, np.arange(batch.num_rows), rows_of).float()
 
-    def _forward(self, batch: Batch) -> torch.Tensor:
+    @property
+    def weights_version(self) -> int:
+        """Raised whenever weights of the model were replaced, through whichever of its executors."""
+        return self._prepared.weights_version
+
+    def update_weights(self, weights: WeightUpdate) -> None:
+        """See ``PreparedModel.update_weights``. K and V stay: they are the ledger's to forget."""
+        self._prepared.update_weights(weights)
+
+    def load_adapter(self, path: str | os.PathLike[str]) -> int:
+        """See ``PreparedModel.load_adapter``."""
+        return self._prepared.load_adapter(path)
+
+    def unload_adapter(self, adapter: int) -> None:
+        """Forget an adapter; no sequence may use it any more. Raises ``MisuseError``."""
+        self._prepared.adapters.drop(adapter)
+
+    def _forward(self, batch: Batch, rows_of: NDArray[np.int32]) -> torch.Tensor:
         token_ids = self._tensor(batch.token_ids).long()
-        return self._prepared.forward(token_ids, self._tensor(batch.positions), self._backend)
+        with self._prepared.adapters.rows(rows_of):
+            return self._prepared.forward(token_ids, self._tensor(batch.positions), self._backend)
 
     def _tensor(self, values: Any) -> torch.Tensor:
         return torch.as_tensor(values, device=self.store.device)
 
-    def _logits(self, hidden: torch.Tensor, rows: Any) -> torch.Tensor:
+    def _logits(self, hidden: torch.Tensor, rows: Any, rows_of: NDArray[np.int32]) -> torch.Tensor:
+        """``rows_of``: the adapter of each row of ``hidden``."""
         if len(rows) == 0:
             return hidden.new_empty(0, self.spec.vocab_size)
-        return self._prepared.logits(hidden[self._tensor(rows)])
+        with self._prepared.adapters.rows(rows_of[rows]):
+            return self._prepared.logits(hidden[self._tensor(rows)])
 
     def _of_sampled(self, logits: torch.Tensor, sampled_ids: TokenIds, batch: Batch) -> RowLogprobs:
         """Log-probabilities of the sampled tokens, of those rows that ask."""
@@ -159,14 +183,14 @@ class HFExecutor:
             _refuse_unless_all_finite(found.logprobs[rows], batch, batch.sample_seqs[rows])
         return found
 
-    def _score(self, hidden: torch.Tensor, batch: Batch) -> RowLogprobs:
+    def _score(self, hidden: torch.Tensor, batch: Batch, rows_of: NDArray[np.int32]) -> RowLogprobs:
         """Log-probability of each score row's target, a bounded number of rows at a time."""
         num_rows = len(batch.score_rows)
         found = RowLogprobs.blank(num_rows, batch.score_num_logprobs)
         chunk = max(1, SCORE_CHUNK_BYTES // (4 * self.spec.vocab_size))
         for first in range(0, num_rows, chunk):
             rows = np.arange(first, min(first + chunk, num_rows))
-            logits = self._logits(hidden, batch.score_rows[rows])
+            logits = self._logits(hidden, batch.score_rows[rows], rows_of)
             found.fill(rows, logits, batch.score_targets[rows], batch.score_num_logprobs[rows])
         _refuse_unless_all_finite(found.logprobs, batch, batch.score_seqs)
         return found
@@ -192,6 +216,7 @@ class HFExecutor:
             "num_threads": self.num_threads,
             "keeps_freed_memory": self.keeps_freed_memory,
             "num_linears": self._prepared.num_linears,
+            **self._prepared.adapters.stats(),
             "packed": packing.use,
             "packing_reason": packing.reason,
             "store": self.store.stats(),

@@ -136,6 +136,37 @@ def check_paged_run(prepared: PreparedModel, attention: str) -> None:
             )
 
 
+def check_adapter(prepared: PreparedModel, adapter: int, layers: set[str]) -> None:
+    """Run a few tokens with the adapter beside a few without it. Raises ``UnsupportedModelError`` when a
+    layer that it wants is not reached row by row, when the other rows change in a single bit, or when logits
+    are not finite."""
+    spec = prepared.spec
+    sequences = [np.arange(length, dtype=np.int32) % spec.vocab_size for length in (5, 4)]
+    shelf = prepared.adapters
+    with torch.inference_mode():
+        store = KVStore(spec, num_pages=4, page_size=PAGE_SIZE, dtype=prepared.dtype, device=prepared.device)
+        backend = make_backend("reference", store)
+        pages = [np.array(ids, np.int32) for ids in ((2, 0), (1, 3))]
+        seqs = [ProbeSeq(i, ids, 0, len(ids), pages[i]) for i, ids in enumerate(sequences)]
+        batch = probe_batch(PAGE_SIZE, seqs, vocab_size=spec.vocab_size)
+        token_ids = torch.as_tensor(batch.token_ids, device=prepared.device).long()
+        positions = torch.as_tensor(batch.positions, device=prepared.device)
+        found = []
+        for index in (0, adapter):
+            shelf.touched.clear()
+            with shelf.rows(np.array([index] * 5 + [0] * 4, np.int32)):
+                backend.plan(batch)
+                found.append(prepared.logits(prepared.forward(token_ids, positions, backend)).float())
+    without, beside = found
+    missed = sorted(layers - shelf.touched)
+    if missed:
+        raise UnsupportedModelError(f"{spec.name}: the adapter's layers {', '.join(missed)} are not reached")
+    if not torch.equal(without[5:], beside[5:]):
+        raise UnsupportedModelError(f"{spec.name}: rows beside the adapter's change")
+    if not bool(torch.isfinite(beside).all()):
+        raise UnsupportedModelError(f"{spec.name}: logits with the adapter are not finite in {spec.dtype}")
+
+
 def _paged_logits(prepared: PreparedModel, attention: str, sequences: list[TokenIds]) -> list[torch.Tensor]:
     spec = prepared.spec
     store = KVStore(spec, num_pages=8, page_size=PAGE_SIZE, dtype=prepared.dtype, device=prepared.device)

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from radixkv.executor.adapter_shelf import AdapterShelf
 from radixkv.executor.forward_times import ForwardTimes
 
 ROWS_HINT = 32
@@ -30,39 +31,83 @@ PROBE_SECONDS = 0.4
 """Per row count: at least the first number of rounds, then up to the second while the seconds last."""
 
 
-class TimedLinear(nn.Module):
-    """``x @ weight.T + bias`` through ``F.linear``; ``weight`` is ``[out_features, in_features]``."""
+class _OwnLinear(nn.Module):
+    """What both kinds have in common: the time they take, and the adapters that are asked after the
+    product (see ``AdapterShelf``)."""
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, times: ForwardTimes) -> None:
+    def __init__(
+        self,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        times: ForwardTimes,
+        *,
+        name: str = "",
+        shelf: AdapterShelf | None = None,
+        is_transposed: bool = False,
+    ) -> None:
+        """``name``: under which adapters know the layer. ``is_transposed``: the model itself keeps the
+        weight as ``[in_features, out_features]``."""
         super().__init__()
         self.out_features, self.in_features = weight.shape
-        self.weight = weight
         self.bias = bias
         self.times = times
+        self.name = name
+        self.shelf = AdapterShelf() if shelf is None else shelf
+        self.is_transposed = is_transposed
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         start = perf_counter()
-        y = functional.linear(x, self.weight, self.bias)
+        y = self._product(x)
+        if not self.shelf.is_idle:
+            self.shelf.add(self.name, x, y)
         self.times.matmul += perf_counter() - start
         return y
 
+    def _product(self, x: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError
 
-class PackedLinear(nn.Module):
+
+class TimedLinear(_OwnLinear):
+    """``x @ weight.T + bias`` through ``F.linear``; ``weight`` is ``[out_features, in_features]``."""
+
+    def __init__(
+        self, weight: torch.Tensor, bias: torch.Tensor | None, times: ForwardTimes, **options: Any
+    ) -> None:
+        super().__init__(weight, bias, times, **options)
+        self.weight = weight
+
+    def _product(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.linear(x, self.weight, self.bias)
+
+    def plain_weight(self) -> torch.Tensor:
+        """``[out_features, in_features]``; a view."""
+        return self.weight.detach()
+
+    def set_weight(self, weight: torch.Tensor) -> None:
+        """Write another weight, ``[out_features, in_features]``, over this one."""
+        self.weight.copy_(weight)
+
+
+class PackedLinear(_OwnLinear):
     """The same over a weight in oneDNN's layout. It keeps no other copy of the weight and has no
     gradient: it is run under ``torch.inference_mode`` or ``no_grad``."""
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, times: ForwardTimes) -> None:
-        super().__init__()
-        self.out_features, self.in_features = weight.shape
+    def __init__(
+        self, weight: torch.Tensor, bias: torch.Tensor | None, times: ForwardTimes, **options: Any
+    ) -> None:
+        super().__init__(weight, bias, times, **options)
         self.packed = pack_weight(weight)
-        self.bias = bias
-        self.times = times
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        start = perf_counter()
-        y = packed_linear(x, self.packed, self.bias)
-        self.times.matmul += perf_counter() - start
-        return y
+    def _product(self, x: torch.Tensor) -> torch.Tensor:
+        return packed_linear(x, self.packed, self.bias)
+
+    def plain_weight(self) -> torch.Tensor:
+        """``[out_features, in_features]``; a copy."""
+        return self.packed.to_dense()
+
+    def set_weight(self, weight: torch.Tensor) -> None:
+        """Pack another weight, ``[out_features, in_features]``, in place of this one."""
+        self.packed = pack_weight(weight.to(self.packed.dtype))
 
 
 def pack_weight(weight: torch.Tensor) -> torch.Tensor:
@@ -170,20 +215,29 @@ def plain_weight(module: Any) -> torch.Tensor:
     return weight if type(module) is nn.Linear else weight.detach().t()
 
 
-def replace_linears(model: nn.Module, times: ForwardTimes, *, pack: bool) -> int:
-    """Replace every linear layer of ``model``, one after the other, and return how many there were.
+def replace_linears(
+    model: nn.Module, times: ForwardTimes, *, pack: bool, shelf: AdapterShelf | None = None
+) -> dict[str, tuple[int, int]]:
+    """Replace every linear layer of ``model``, one after the other. Returns the layers' names with
+    ``(out_features, in_features)``. ``shelf``: the adapters that they ask.
 
     With ``pack`` the packed weight takes the place of the original, which is freed unless something else
     holds it (an embedding tied to the head keeps its own).
     """
     found = [
-        (parent, name)
-        for parent in model.modules()
+        (parent, name, f"{path}.{name}" if path else name)
+        for path, parent in model.named_modules()
         for name, child in parent.named_children()
         if is_linear(child)
     ]
-    for parent, name in found:
+    shapes: dict[str, tuple[int, int]] = {}
+    kind = PackedLinear if pack else TimedLinear
+    for parent, name, path in found:
         child = getattr(parent, name)
-        kind = PackedLinear if pack else TimedLinear
-        setattr(parent, name, kind(plain_weight(child), child.bias, times))
-    return len(found)
+        is_transposed = type(child) is not nn.Linear
+        own = kind(
+            plain_weight(child), child.bias, times, name=path, shelf=shelf, is_transposed=is_transposed
+        )
+        setattr(parent, name, own)
+        shapes[path] = (own.out_features, own.in_features)
+    return shapes

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import copy
+import os
+from collections.abc import Callable, Mapping
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
 
 from radixkv.config import ModelSpec
+from radixkv.executor.adapter_shelf import AdapterShelf, LoraPair
 from radixkv.executor.attention.base import AttentionBackend
 from radixkv.executor.forward_times import ForwardTimes
 from radixkv.executor.hook import PagedStep, use_paged_attention
-from radixkv.executor.load_check import check_paged_run, refuse_by_name
+from radixkv.executor.live_weights import LiveWeights
+from radixkv.executor.load_check import check_adapter, check_paged_run, refuse_by_name
 from radixkv.executor.loaded_model import LoadedModel
+from radixkv.executor.lora import read_lora
 from radixkv.executor.packed import PackingReport, is_linear, plain_weight, probe_packing, replace_linears
+
+WeightUpdate: TypeAlias = Mapping[str, Any] | Callable[[Mapping[str, torch.Tensor]], Mapping[str, Any]]
 
 
 class PreparedModel:
@@ -31,12 +38,21 @@ class PreparedModel:
         self.spec = spec
         self.times = ForwardTimes()
         self.packing = _decide_packing(model, pack)
-        self.num_linears = replace_linears(model, self.times, pack=self.packing.use)
+        self.weights = LiveWeights(model)
+        self.weights_version = 0
+        """Raised by ``update_weights``: what was computed before belongs to other weights."""
+        self.adapters = AdapterShelf()
+        self.linears = replace_linears(model, self.times, pack=self.packing.use, shelf=self.adapters)
+        """``(out_features, in_features)`` of every linear layer, by name."""
         use_paged_attention(model)
         self._backbone = model.base_model
         self._head = _head_of(model)
         self.checked_backends: set[str] = set()
         """Names of the attention backends with which the check at load has passed."""
+
+    @property
+    def num_linears(self) -> int:
+        return len(self.linears)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -61,6 +77,28 @@ class PreparedModel:
         )
         hidden: torch.Tensor = output.last_hidden_state[0]
         return hidden
+
+    def update_weights(self, weights: WeightUpdate) -> None:
+        """Replace some weights. ``weights``: by name, as in the model's ``state_dict``; or a function that is
+        given all of them and returns those to replace. Raises ``ConfigError``, having changed nothing."""
+        changed = weights(self.weights) if callable(weights) else weights
+        self.weights.replace(changed)
+        self.weights_version += 1
+
+    def load_adapter(self, path: str | os.PathLike[str]) -> int:
+        """Read a LoRA adapter from a folder; returns its index. Raises ``ModelLoadError`` and
+        ``UnsupportedModelError``."""
+        pairs = {
+            name: LoraPair(pair.a.to(self.device, self.dtype), pair.b.to(self.device, self.dtype), pair.scale)
+            for name, pair in read_lora(path, self.linears).items()
+        }
+        adapter = self.adapters.put(pairs)
+        try:
+            check_adapter(self, adapter, set(pairs))
+        except BaseException:
+            self.adapters.drop(adapter)
+            raise
+        return adapter
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """``[n, hidden]`` to ``[n, vocab_size]``, in the model's dtype."""
