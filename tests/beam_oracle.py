@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+from engine_kit import Harness
 from numpy.typing import NDArray
 
 
@@ -53,3 +54,41 @@ def plain_beam_search(
         ):
             break
     return done
+
+
+def expected_beams(h: Harness, request_id: int) -> list[Found]:
+    request = h.requests[request_id]
+    vocab_size = h.executor.spec.vocab_size
+
+    def logprobs_of(ids: list[int]) -> NDArray[np.float32]:
+        top = h.executor.expected_token_logprobs([*ids, 0], len(ids), vocab_size)[0].top
+        after = np.empty(vocab_size, np.float32)
+        after[[token_id for token_id, _ in top]] = [logprob for _, logprob in top]
+        return after
+
+    assert request.beam is not None
+    ends = () if request.sampling.ignore_eos else h.executor.spec.eos_token_ids
+    return plain_beam_search(
+        logprobs_of,
+        request.prompt_ids.tolist(),
+        width=request.beam.width,
+        max_tokens=request.sampling.max_tokens,
+        end_ids=frozenset((*ends, *request.sampling.stop_token_ids)),
+        length_penalty=request.beam.length_penalty,
+        early_stopping=request.beam.early_stopping,
+    )
+
+
+def assert_beams_as_oracle(h: Harness, *request_ids: int) -> None:
+    for request_id in request_ids:
+        found = expected_beams(h, request_id)
+        request = h.requests[request_id]
+        assert request.beam is not None
+        for place in range(request.beam.width):
+            (final,) = h.sample_finals[request_id, place]
+            if place >= len(found):
+                assert final.new_token_ids == () and final.cumulative_logprob == -np.inf
+                continue
+            assert final.new_token_ids == found[place].token_ids, f"beam {place} of request {request_id}"
+            assert final.cumulative_logprob == found[place].cumulative_logprob
+    h.assert_as_oracle()

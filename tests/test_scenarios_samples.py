@@ -9,9 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from beam_oracle import assert_beams_as_oracle
 from engine_kit import PAGE_SIZES, Harness, random_ids
 
+from radixkv.beam_params import BeamParams
 from radixkv.errors import RequestTooLargeError
+from radixkv.sched.batch import Batch
 
 every_page_size = pytest.mark.parametrize("page_size", PAGE_SIZES)
 DRAWN: dict[str, Any] = {"temperature": 1.0, "seed": 7}
@@ -52,14 +55,14 @@ def test_samples_equal_those_of_single_requests(page_size: int) -> None:
 
 @every_page_size
 @pytest.mark.parametrize("prefix_cache", [True, False])
-@pytest.mark.parametrize("more", [0, 1, 3])
+@pytest.mark.parametrize("more", [0, 2])
 def test_samples_end_one_after_the_other_in_a_pool_that_holds_one(
     page_size: int, prefix_cache: bool, more: int
 ) -> None:
     """The bound of D2 for samples: they are preempted down to the last one."""
     num_prompt, max_tokens = 3 * page_size + page_size // 2 + 1, 2 * page_size + 3
     num_pages = -(-(num_prompt + max_tokens - 1) // page_size) + more
-    h = Harness(num_pages=num_pages, page_size=page_size, prefix_cache=prefix_cache)
+    h = Harness(num_pages=num_pages, page_size=page_size, prefix_cache=prefix_cache, check_every=11)
     a = h.add(random_ids(1, num_prompt), max_tokens, n=4, **DRAWN)
     b = h.add(random_ids(2, num_prompt), max_tokens, n=2, **DRAWN)
     h.run()
@@ -98,6 +101,17 @@ def test_more_samples_than_places_are_refused(best_of: int) -> None:
     h.assert_as_oracle()
 
 
+def interrupt(h: Harness, when: int) -> None:
+    """Ctrl-C in the next forward, before or after its work, or none."""
+
+    def raise_it(batch: Batch) -> None:
+        h.executor.before = h.executor.after = None
+        raise KeyboardInterrupt
+
+    h.executor.before = raise_it if when == 0 else None
+    h.executor.after = raise_it if when == 1 else None
+
+
 def random_program(seed: int) -> dict[str, int]:
     rng = np.random.default_rng(seed)
 
@@ -115,17 +129,31 @@ def random_program(seed: int) -> dict[str, int]:
         policy=("fcfs", "lpm")[between(0, 1)],
         min_wait_tokens=(0, 4, 32)[between(0, 2)],
         prefix_cache=between(0, 4) > 0,
+        check_every=7,
         fake={"vocab_size": (4, 50)[between(0, 1)], "eos_one_in": 9},
     )
     prompts = [rng.integers(1, 4, longest).tolist() for _ in range(2)]
     left = between(3, 6)
+    beams: list[int] = []
+    num_too_large = 0
     while left or h.engine.has_work:
         while left and between(0, 1) == 0:
             left -= 1
             prompt = prompts[between(0, 1)][: between(1, longest)]
+            if between(0, 3) == 0:
+                beam = BeamParams(width=between(1, 4), length_penalty=(0.0, 1.0)[between(0, 1)])
+                try:
+                    beams.append(h.add(prompt, between(1, 7), beam=beam, ignore_eos=between(0, 1) == 0))
+                except RequestTooLargeError:  # samples need less room than beams
+                    num_too_large += 1
+                continue
             drawn: dict[str, Any] = {"temperature": 1.0, "seed": between(0, 9)} if between(0, 3) else {}
             h.add(prompt, between(0, 7), n=between(1, 4), **drawn)
-        h.step()
+        interrupt(h, between(0, 19))
+        try:
+            h.step()
+        except KeyboardInterrupt:
+            h.engine.check()
         if between(0, 7) == 0 and h.requests:
             h.abort(between(0, len(h.requests) - 1))
         running = h.engine.scheduler.running
@@ -133,10 +161,14 @@ def random_program(seed: int) -> dict[str, int]:
             h.engine.scheduler._preempt(running[between(0, len(running) - 1)])
         if between(0, 19) == 0:
             h.engine.kv.flush()
-        h.engine.check()
     h.assert_as_oracle()
+    ended = [i for i in beams if h.finals[i].finish_reason != "abort"]
+    assert_beams_as_oracle(h, *ended)
     kv = h.engine.kv.stats()
     return {
+        "beams": len(ended),
+        "too_large": num_too_large,
+        "interrupts": h.stats["num_undone_steps"],
         "preemptions": h.stats["num_preemptions"],
         "aborts": h.stats["num_aborted"],
         "forked_copies": kv["num_forked_copies"],
@@ -145,7 +177,7 @@ def random_program(seed: int) -> dict[str, int]:
 
 def test_b045_random_programs_of_samples_equal_the_oracle(long_run: bool) -> None:
     totals: dict[str, int] = {}
-    for seed in range(20_000 if long_run else 150):
+    for seed in range(20_000 if long_run else 120):
         try:
             stats = random_program(seed)
         except BaseException:
@@ -153,4 +185,4 @@ def test_b045_random_programs_of_samples_equal_the_oracle(long_run: bool) -> Non
             raise
         for name, value in stats.items():
             totals[name] = totals.get(name, 0) + value
-    assert min(totals.values()) >= 25, totals
+    assert min(totals.values()) >= 15, totals
