@@ -108,8 +108,9 @@ class KVCacheManager:
         counts = self.pool.ref_count.copy()
         for seq in sequences:
             counts[seq.page_table.pages] -= 1
-            if seq in self._copies:
-                counts[self._copies[seq].source] -= 1
+            copy = self._copies.get(seq)
+            if copy is not None and copy.state is not CopyState.TAKEN:
+                counts[copy.source] -= 1
         return int(np.count_nonzero(counts == 0)) + self.tree.num_idle(counts)
 
     @property
@@ -370,9 +371,8 @@ class KVCacheManager:
         self._counters["num_partials_dropped"] += 1
 
     def _set_computed(self, seq: Sequence, num_computed: int) -> None:
-        seq.num_computed = num_computed
-        if seq.page_table.hold is not None:
-            seq.page_table.hold.num_computed = num_computed
+        assert seq.page_table.hold is not None
+        seq.num_computed = seq.page_table.hold.num_computed = num_computed
 
     # ---- copies -----------------------------------------------------------------------------------------
 

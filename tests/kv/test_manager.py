@@ -809,3 +809,58 @@ def test_check_finds_a_page_to_be_written_that_is_shared() -> None:
         led.kv.check_writes(seq, 1)
     with pytest.raises(InternalError, match="no room to write"):
         led.kv.check_writes(seq, 9)
+
+
+# ---- what others ask before they act ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stage", ["matched", "reserved", "taken"])
+def test_room_after_a_release_is_known_before_it(stage: str) -> None:
+    """Fault seen: a source that was let go when its copy was taken is let go again."""
+    led = Ledger(12)
+    led.run(span(0, 7))
+    other = led.admit(join(span(0, 4), span(80, 84)))
+    seq = led.new(join(span(0, 7), span(50, 60)))
+    led.kv.acquire(seq)
+    if stage != "matched":
+        led.kv.reserve(seq, 3)
+    if stage == "taken":
+        led.kv.take_copies()
+        seq.num_computed += 3
+    before = led.kv.num_available
+    said = led.kv.num_available_without([seq])
+    both = led.kv.num_available_without([seq, other])
+    assert (led.kv.num_available, led.kv.num_available_without([])) == (before, before)
+    led.kv.release(seq)
+    assert led.kv.num_available == said
+    led.kv.release(other)
+    assert led.kv.num_available == both == 12
+
+
+def test_a_tree_that_gives_less_than_it_promised_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    led = Ledger(4)
+    led.run(span(0, 16))
+    monkeypatch.setattr(led.tree, "evict", lambda num_pages, ref_count: np.empty(0, np.int32))
+    with pytest.raises(InternalError, match="M2: 2 pages should be idle, 0 were"):
+        led.admit(span(50, 58))
+
+
+def test_a_shared_tail_is_written_on_where_no_page_can_be_had_for_a_copy() -> None:
+    """A fork that ended left its tail in the tree; its sibling goes on upon that page."""
+    led = Ledger(2)
+    seq = led.admit(span(0, 6))
+    led.kv.take_copies()
+    seq.num_computed = 6
+    seq.append(9)
+    led.kv.commit(seq)
+    twin = led.new(span(0, 6))
+    twin.append(9)
+    twin.page_table = led.kv.fork(seq)
+    twin.num_computed, twin.num_committed_pages, twin.namespace = 6, 1, seq.namespace
+    led.kv.release(twin)
+    assert led.tree.num_tokens_of(1) == 6 - 4
+    led.kv.reserve(seq, 1)
+    assert table(seq) == [0, 1] and led.tree.num_tokens_of(1) == 0
+    assert led.kv.stats()["tree_num_taken"] == 1
+    led.kv.check_writes(seq, 1)
+    led.check()

@@ -504,3 +504,12 @@ def test_pages_beyond_every_array_so_far_are_no_trouble() -> None:
     tree.became_idle(ids(2**30))
     assert tree.held_pages.tolist() == [0, 100_000]
     assert tree.num_idle(np.ones(10, np.int32)) == 1
+
+
+def test_an_insert_of_what_is_known_whole_adopts_nothing() -> None:
+    """Known pages end in the middle of an edge, and no token is left to walk with."""
+    tree = RadixTree(4)
+    tree.insert(span(0, 12), ids(5, 6, 7))
+    done = tree.insert(span(0, 8), ids(5, 6), 2)
+    assert (done.canonical.tolist(), done.adopted.tolist(), done.replaced) == ([5, 6], [], None)
+    tree.check(counts())
