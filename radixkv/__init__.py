@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from radixkv.adapters import Adapter
     from radixkv.async_chat import AsyncChat
     from radixkv.async_llm import AsyncLLM
     from radixkv.chat import Chat
@@ -45,8 +46,10 @@ if TYPE_CHECKING:
     )
     from radixkv.sampling import SamplingParams
     from radixkv.text import Tokenizer
+    from radixkv.token_logprobs import TokenLogprobs
 
 __all__ = [
+    "Adapter",
     "LLM",
     "AsyncChat",
     "AsyncLLM",
@@ -76,12 +79,14 @@ __all__ = [
     "Sample",
     "SamplingParams",
     "Score",
+    "TokenLogprobs",
     "Tokenizer",
     "UnsupportedModelError",
     "Usage",
 ]
 
 _HOMES = {
+    "adapters": ("Adapter",),
     "async_chat": ("AsyncChat",),
     "async_llm": ("AsyncLLM",),
     "chat": ("Chat",),
@@ -101,6 +106,7 @@ _HOMES = {
     ),
     "sampling": ("SamplingParams",),
     "text": ("Tokenizer",),
+    "token_logprobs": ("TokenLogprobs",),
 }
 """Module to public names; every other name of ``__all__`` lives in ``errors``."""
 

@@ -6,6 +6,8 @@ from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING
 
 from radixkv.chat import refuse_several, user
+from radixkv.generation import Generation
+from radixkv.namespace import NO_SCOPE, Scope
 from radixkv.outputs import Delta, Output, PromptExplanation
 from radixkv.sampling import SamplingParams
 from radixkv.transcript import ChatPrompt, Message, Transcript
@@ -18,8 +20,9 @@ class AsyncChat:
     """As ``Chat``: ``await chat.send("Hello")``, or ``async for delta in chat.stream("Hello")``. A turn whose
     task is cancelled, or whose stream is left before its end, leaves the conversation as it was."""
 
-    def __init__(self, llm: AsyncLLM, transcript: Transcript) -> None:
+    def __init__(self, llm: AsyncLLM, transcript: Transcript, scope: Scope = NO_SCOPE) -> None:
         self._llm = llm
+        self._scope = scope
         self._transcript = transcript
 
     @property
@@ -32,7 +35,7 @@ class AsyncChat:
         with self._transcript.turn():
             refuse_several(sampling_params)
             prompt = await self._prompt(content)
-            output = await self._llm.generate(prompt.token_ids, sampling_params)
+            output = await self._generate(prompt, sampling_params)
             await self._record(prompt, output)
             return output
 
@@ -43,7 +46,7 @@ class AsyncChat:
         with self._transcript.turn():
             refuse_several(sampling_params)
             prompt = await self._prompt(content)
-            generation = self._llm.generate(prompt.token_ids, sampling_params)
+            generation = self._generate(prompt, sampling_params)
             try:
                 async for delta in generation:
                     if delta.finish_reason is not None:
@@ -54,7 +57,18 @@ class AsyncChat:
 
     async def explain(self, content: str) -> PromptExplanation:
         """As ``Chat.explain``."""
-        return await self._llm.explain((await self._prompt(content)).token_ids)
+        prompt = await self._prompt(content)
+        return await self._llm.explain(
+            prompt.token_ids, cache_salt=self._scope.cache_salt, adapter=self._scope.adapter
+        )
+
+    def _generate(self, prompt: ChatPrompt, sampling_params: SamplingParams | None) -> Generation:
+        return self._llm.generate(
+            prompt.token_ids,
+            sampling_params,
+            cache_salt=self._scope.cache_salt,
+            adapter=self._scope.adapter,
+        )
 
     async def _prompt(self, content: str) -> ChatPrompt:
         return await self._llm.between_steps(lambda: self._transcript.prompt(user(content)))

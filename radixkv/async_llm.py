@@ -11,19 +11,21 @@ from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar, Unpack
 
+from radixkv.adapters import Adapter
 from radixkv.async_chat import AsyncChat
 from radixkv.beam_job import beam_job, beam_settings
 from radixkv.chat import open_transcript
 from radixkv.config import EngineConfig
 from radixkv.engine_thread import EngineThread
 from radixkv.errors import EngineDeadError, InvalidRequestError
-from radixkv.executor.base import ModelExecutor
+from radixkv.executor.base import ModelExecutor, WeightUpdate
 from radixkv.executor.loaded_model import LoadedModel
 from radixkv.generation import Generation
 from radixkv.job_task import JobTask
 from radixkv.jobs import Job, prefill_job, score_job
 from radixkv.kv.events import Event
 from radixkv.kv.manager import FlushReport, Pin
+from radixkv.namespace import Scope
 from radixkv.opening import OpenOptions, open_service
 from radixkv.outputs import BeamOutput, PrefillInfo, PromptExplanation, Score
 from radixkv.plain import shown
@@ -74,14 +76,22 @@ class AsyncLLM:
 
     # Generate
 
-    def generate(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Generation:
+    def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        cache_salt: str | None = None,
+        adapter: str | None = None,
+    ) -> Generation:
         """One prompt, text or token ids; run several with ``asyncio.gather``. What is wrong with the prompt
         is raised where the result is awaited. See ``Generation``."""
         self._thread.refuse_fork()
         sampling = SamplingParams() if sampling_params is None else sampling_params
         if not isinstance(sampling, SamplingParams):
             raise InvalidRequestError(f"sampling_params must be SamplingParams, got {shown(sampling)}")
-        return Generation(self._thread, self, copied(prompt), sampling, self._next_request_id())
+        scope = Scope(cache_salt, adapter)
+        return Generation(self._thread, self, copied(prompt), sampling, self._next_request_id(), scope)
 
     def abort(self, request_id: int) -> None:
         """End a generation (by its ``request_id``) before the next step; it gives what it has, with the
@@ -99,24 +109,35 @@ class AsyncLLM:
         early_stopping: bool = False,
         stop_token_ids: Sequence[int] = (),
         ignore_eos: bool = False,
+        cache_salt: str | None = None,
+        adapter: str | None = None,
     ) -> BeamOutput | list[BeamOutput]:
         """As ``LLM.beam_search``."""
         params, sampling = beam_settings(
             beam_width, max_tokens, min_tokens, length_penalty, early_stopping, stop_token_ids, ignore_eos
         )
         prompts = copied(prompts)
-        results = await self._run(lambda service: beam_job(service, prompts, params, sampling))
+        results = await self._run(
+            lambda service: beam_job(service, prompts, params, sampling, Scope(cache_salt, adapter))
+        )
         return results[0] if is_one_prompt(prompts) else results
 
     # Prefixes
 
-    async def prefill(self, prefix: Prompt, pin: bool = False) -> PrefillInfo:
+    async def prefill(
+        self,
+        prefix: Prompt,
+        pin: bool = False,
+        *,
+        cache_salt: str | None = None,
+        adapter: str | None = None,
+    ) -> PrefillInfo:
         """As ``LLM.prefill``."""
         held: list[Pin] = []
         prefix = copied(prefix)
 
         def job(service: Service) -> Job[PrefillInfo]:
-            info = yield from prefill_job(service, prefix, pin)
+            info = yield from prefill_job(service, prefix, pin, Scope(cache_salt, adapter))
             if info.pin is not None:
                 held.append(info.pin)
             return info
@@ -143,15 +164,26 @@ class AsyncLLM:
         """As ``LLM.unpin``."""
         await self._call(lambda service: service.unpin(pin))
 
-    async def score(self, prompt: Prompt, continuations: Sequence[Prompt]) -> list[Score]:
+    async def score(
+        self,
+        prompt: Prompt,
+        continuations: Sequence[Prompt],
+        *,
+        cache_salt: str | None = None,
+        adapter: str | None = None,
+    ) -> list[Score]:
         """As ``LLM.score``."""
         prompt, continuations = copied(prompt), copied(continuations)
-        return await self._run(lambda service: score_job(service, prompt, continuations))
+        return await self._run(
+            lambda service: score_job(service, prompt, continuations, Scope(cache_salt, adapter))
+        )
 
-    async def explain(self, prompt: Prompt) -> PromptExplanation:
+    async def explain(
+        self, prompt: Prompt, *, cache_salt: str | None = None, adapter: str | None = None
+    ) -> PromptExplanation:
         """As ``LLM.explain``."""
         prompt = copied(prompt)
-        return await self._call(lambda service: service.explain(prompt))
+        return await self._call(lambda service: service.explain(prompt, Scope(cache_salt, adapter)))
 
     async def take_events(self) -> tuple[Event, ...]:
         """As ``LLM.take_events``."""
@@ -160,6 +192,19 @@ class AsyncLLM:
     async def flush(self) -> FlushReport:
         """As ``LLM.flush``. What runs goes on, and what it computed before is not found again."""
         return await self._call(lambda service: service.flush())
+
+    async def load_adapter(self, name: str, path: str | os.PathLike[str]) -> Adapter:
+        """As ``LLM.load_adapter``. Requests that run under the name keep the version that they began with."""
+        return await self._call(lambda service: service.load_adapter(name, path))
+
+    async def unload_adapter(self, name: str) -> None:
+        """As ``LLM.unload_adapter``; ``MisuseError`` too while a request uses it."""
+        await self._call(lambda service: service.unload_adapter(name))
+
+    async def update_weights(self, weights: WeightUpdate, *, revision: str | None = None) -> FlushReport:
+        """As ``LLM.update_weights``. What runs goes on with the new weights, over what it has computed with
+        the old ones; nothing of that is found later."""
+        return await self._call(lambda service: service.update_weights(weights, revision))
 
     # Life
 
@@ -193,9 +238,16 @@ class AsyncLLM:
     ) -> None:
         await self.aclose()
 
-    def chat(self, system: str | None = None, *, messages: Sequence[Mapping[str, str]] = ()) -> AsyncChat:
+    def chat(
+        self,
+        system: str | None = None,
+        *,
+        messages: Sequence[Mapping[str, str]] = (),
+        cache_salt: str | None = None,
+        adapter: str | None = None,
+    ) -> AsyncChat:
         """As ``LLM.chat``."""
-        return AsyncChat(self, open_transcript(self.tokenizer, system, messages))
+        return AsyncChat(self, open_transcript(self.tokenizer, system, messages), Scope(cache_salt, adapter))
 
     async def between_steps(self, call: Callable[[], T]) -> T:
         """``call`` on the engine's thread, between two steps: there it may use the tokenizer, which no two

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from radixkv.beam_params import BeamParams
 from radixkv.jobs import Job
+from radixkv.namespace import NO_SCOPE, Scope
 from radixkv.outputs import Beam, BeamOutput
 from radixkv.prompts import is_one_prompt
 from radixkv.sampling import SamplingParams
@@ -33,14 +34,18 @@ def beam_settings(
 
 
 def beam_job(
-    service: Service, prompts: object, params: BeamParams, sampling: SamplingParams
+    service: Service,
+    prompts: object,
+    params: BeamParams,
+    sampling: SamplingParams,
+    scope: Scope = NO_SCOPE,
 ) -> Job[list[BeamOutput]]:
     """The results in the order of ``prompts``, of which there is one or a list. Bad input raises before any
     work."""
     items = [prompts] if is_one_prompt(prompts) else list(prompts)  # type: ignore[call-overload]
     named = len(items) != 1 or items[0] is not prompts
     requests: list[Request] = [
-        service.request(item, sampling, "prompt", index if named else None, beam=params)
+        service.request(item, sampling, "prompt", index if named else None, beam=params, scope=scope)
         for index, item in enumerate(items)
     ]
     answers = yield requests

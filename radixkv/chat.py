@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from radixkv.errors import InvalidRequestError
+from radixkv.namespace import NO_SCOPE, Scope
 from radixkv.outputs import Output, PromptExplanation
 from radixkv.sampling import SamplingParams
 from radixkv.text import Tokenizer
@@ -44,8 +45,9 @@ class Chat:
     that fails, or is aborted, leaves the conversation as it was.
     """
 
-    def __init__(self, llm: LLM, transcript: Transcript) -> None:
+    def __init__(self, llm: LLM, transcript: Transcript, scope: Scope = NO_SCOPE) -> None:
         self._llm = llm
+        self._scope = scope
         self._transcript = transcript
 
     @property
@@ -58,7 +60,12 @@ class Chat:
         with self._transcript.turn():
             refuse_several(sampling_params)
             prompt = self._prompt(content)
-            output = self._llm.generate(prompt.token_ids, sampling_params)
+            output = self._llm.generate(
+                prompt.token_ids,
+                sampling_params,
+                cache_salt=self._scope.cache_salt,
+                adapter=self._scope.adapter,
+            )
             if output.finish_reason != "abort":
                 self._llm.between_calls(lambda: self._transcript.record(prompt, output))
             return output
@@ -66,7 +73,8 @@ class Chat:
     def explain(self, content: str) -> PromptExplanation:
         """How much of the next turn's prompt is cached, were this sent, and where and why that ends: behind
         what was said so far, or where the template rewrites it."""
-        return self._llm.explain(self._prompt(content).token_ids)
+        token_ids = self._prompt(content).token_ids
+        return self._llm.explain(token_ids, cache_salt=self._scope.cache_salt, adapter=self._scope.adapter)
 
     def _prompt(self, content: str) -> ChatPrompt:
         return self._llm.between_calls(lambda: self._transcript.prompt(user(content)))

@@ -7,13 +7,14 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from radixkv.config import EngineConfig
 from radixkv.errors import ConfigError, EngineDeadError, InternalError, InvalidRequestError
-from radixkv.executor.base import ModelExecutor
+from radixkv.executor.base import ModelExecutor, UpdatableExecutor
 from radixkv.interrupt import InterruptsHeld
 from radixkv.kv.events import MAX_EVENT_PAGES, Event
-from radixkv.kv.manager import KVCacheManager
+from radixkv.kv.manager import FlushReport, KVCacheManager
 from radixkv.kv.null_tree import NullTree
 from radixkv.kv.page_pool import PagePool
 from radixkv.kv.radix_tree import RadixTree
@@ -45,6 +46,8 @@ class Engine:
         """Wall time inside ``execute``, seconds."""
         self._cause: BaseException | None = None
         self._undelivered: list[SequenceOutput] = []
+        self._updatable = executor if isinstance(executor, UpdatableExecutor) else None
+        self._weights_version = self._weights_version_now
 
     @classmethod
     def build(
@@ -104,6 +107,23 @@ class Engine:
         self._raise_if_dead()
         return self.scheduler.finish(request_id, sample_index)
 
+    def new_epoch(self) -> FlushReport:
+        """The weights are others from now on: nothing that was computed before is found again, nor is
+        anything kept of what the requests in flight have computed so far. They go on, and so end with tokens
+        of both. Between steps only. Pins are dropped; the report says so, and what was freed and held."""
+        self._raise_if_dead()
+        self._weights_version = self._weights_version_now
+        return self.kv.flush()
+
+    def follow_weights(self) -> None:
+        """Begin a new epoch if somebody else replaced the weights of the model, which executors may share."""
+        if self._weights_version != self._weights_version_now:
+            self.new_epoch()
+
+    @property
+    def _weights_version_now(self) -> int:
+        return 0 if self._updatable is None else self._updatable.weights_version
+
     def take_events(self) -> tuple[Event, ...]:
         """What entered and left the cache since the last call: see ``KVCacheManager.take_events``. Raises
         ``MisuseError`` unless the config says ``events=True``."""
@@ -137,6 +157,7 @@ class Engine:
         return outputs
 
     def _step(self, interrupts: InterruptsHeld) -> list[SequenceOutput]:
+        self.follow_weights()
         batch = self.scheduler.schedule()
         if batch is None:
             return self.scheduler.take_outputs()
@@ -217,9 +238,32 @@ def _refuse_misfit(batch: Batch, result: StepResult, vocab_size: int) -> None:
         raise InternalError(
             f"the executor scored {len(result.score_logprobs)} of {len(batch.score_rows)} rows"
         )
+    _refuse_missing_logprobs(batch.sampling.num_logprobs, result.sampled_logprobs, result.top_logprobs)
+    _refuse_missing_logprobs(batch.score_num_logprobs, result.score_logprobs, result.score_top_logprobs)
     outside = (result.sampled_ids < 0) | (result.sampled_ids >= vocab_size)
     if np.any(outside):
         raise InternalError(
             f"the executor sampled token id {int(result.sampled_ids[outside][0])}, outside the vocabulary, "
             f"0..{vocab_size - 1}"
         )
+
+
+def _refuse_missing_logprobs(
+    wanted: NDArray[np.int32], logprobs: NDArray[np.float32], top_logprobs: NDArray[np.float32]
+) -> None:
+    """Every row that asked for log-probabilities must have got them, and none of them may be NaN."""
+    rows = np.flatnonzero(wanted)
+    if len(rows) == 0:
+        return
+    num_top = int(wanted.max()) - 1
+    if logprobs.shape != wanted.shape or (num_top and top_logprobs.shape != (len(wanted), num_top)):
+        raise InternalError(
+            f"the executor gave log-probabilities of shape {logprobs.shape} and {top_logprobs.shape} for "
+            f"{len(wanted)} rows with up to {num_top} alternatives"
+        )
+    missing = np.isnan(logprobs[rows])
+    if num_top:
+        has_place = np.arange(num_top) < wanted[rows, None] - 1
+        missing |= (np.isnan(top_logprobs[rows]) & has_place).any(axis=1)
+    if missing.any():
+        raise InternalError(f"the executor left out log-probabilities of {int(missing.sum())} rows")

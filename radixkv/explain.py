@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from radixkv.kv.manager import KVCacheManager
+from radixkv.namespace import described
 from radixkv.outputs import PromptExplanation
 from radixkv.text import Tokenizer
-from radixkv.types import TokenIds
+from radixkv.types import Namespace, TokenIds
 
 CONTEXT_TOKENS = 12
 """Tokens shown on each side of the place."""
 
 
-def explain_prompt(kv: KVCacheManager, token_ids: TokenIds, tokenizer: Tokenizer | None) -> PromptExplanation:
+def explain_prompt(
+    kv: KVCacheManager, token_ids: TokenIds, tokenizer: Tokenizer | None, namespace: Namespace = ()
+) -> PromptExplanation:
     """Ask the ledger and put its answer into words. Changes nothing."""
-    found = kv.explain(token_ids)
+    found = kv.explain(token_ids, namespace)
     position = found.position
     text = _around(token_ids, position, tokenizer)
     here = _named(int(token_ids[position]), tokenizer) if position < len(token_ids) else "the end"
@@ -23,7 +26,8 @@ def explain_prompt(kv: KVCacheManager, token_ids: TokenIds, tokenizer: Tokenizer
         + ("something else." if found.cached_token is None else f"{_named(found.cached_token, tokenizer)}."),
         "evicted": f"What follows position {position} was in the cache and was evicted, "
         f"{found.evictions_ago} evictions ago.",
-        "other_namespace": f"More of it is in the cache under another namespace: {found.other_namespace}.",
+        "other_namespace": "More of it is in the cache under another namespace: "
+        f"{described(found.other_namespace or ())}.",
         "absent": f"What follows position {position} was never computed, or its eviction is forgotten.",
     }
     if found.reason == "differs" and found.hit_tokens == 0:

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from radixkv.engine_thread import EngineThread
 from radixkv.errors import MisuseError
+from radixkv.namespace import NO_SCOPE, Scope
 from radixkv.outputs import Delta, Output
 from radixkv.sampling import SamplingParams
 from radixkv.stream_task import StreamTask
@@ -26,7 +27,13 @@ class Generation:
     """
 
     def __init__(
-        self, thread: EngineThread, owner: object, prompt: object, sampling: SamplingParams, request_id: int
+        self,
+        thread: EngineThread,
+        owner: object,
+        prompt: object,
+        sampling: SamplingParams,
+        request_id: int,
+        scope: Scope = NO_SCOPE,
     ) -> None:
         self.request_id = request_id
         """For ``abort``."""
@@ -34,6 +41,7 @@ class Generation:
         self._owner = owner  # lives as long as its generations
         self._prompt = prompt
         self._sampling = sampling
+        self._scope = scope
         self._inbox: _Inbox | None = None
         self._task: StreamTask | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -77,7 +85,7 @@ class Generation:
         if self._inbox is None:
             inbox = _Inbox()
             task = StreamTask(
-                self._thread.mailbox(loop), inbox, self._prompt, self._sampling, self.request_id
+                self._thread.mailbox(loop), inbox, self._prompt, self._sampling, self.request_id, self._scope
             )
             self._thread.submit(task)
             self._inbox, self._task, self._loop = inbox, task, loop

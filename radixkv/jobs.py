@@ -13,6 +13,7 @@ from typing import TypeAlias, TypeVar
 
 from radixkv.answer import Answer
 from radixkv.errors import ConfigError, InvalidRequestError, PinBudgetExceeded
+from radixkv.namespace import NO_SCOPE, Scope
 from radixkv.outputs import PrefillInfo, Score
 from radixkv.sampling import SamplingParams
 from radixkv.sequence import Request
@@ -22,30 +23,32 @@ T = TypeVar("T")
 Job: TypeAlias = Generator[Sequence[Request], Mapping[int, Answer], T]
 
 
-def prefill_job(service: Service, prefix: object, pin: bool) -> Job[PrefillInfo]:
+def prefill_job(service: Service, prefix: object, pin: bool, scope: Scope = NO_SCOPE) -> Job[PrefillInfo]:
     """Compute ``prefix``; hold it where ``pin``. Raises ``PinBudgetExceeded`` before any work where the
     budget could never allow it."""
     if pin and not service.config.prefix_cache:
         raise ConfigError("there is nothing to pin: the model was opened with prefix_cache=False")
-    request = service.request(prefix, SamplingParams(max_tokens=0), "prefix")
+    request = service.request(prefix, SamplingParams(max_tokens=0), "prefix", scope=scope)
     num_pages = -(-len(request.prompt_ids) // service.config.page_size)
     if pin and num_pages > service.config.max_pinned_pages:
         raise PinBudgetExceeded(num_pages, service.config.max_pinned_pages)
     answers = yield [request]
     usage = answers[request.request_id].usage
-    held = service.engine.kv.pin(request.prompt_ids) if pin else None
+    held = service.engine.kv.pin(request.prompt_ids, request.namespace) if pin else None
     return PrefillInfo(usage.prompt_tokens, usage.cached_tokens, held)
 
 
-def score_job(service: Service, prompt: object, continuations: object) -> Job[list[Score]]:
+def score_job(
+    service: Service, prompt: object, continuations: object, scope: Scope = NO_SCOPE
+) -> Job[list[Score]]:
     """Log-probabilities of each continuation after ``prompt``, which is computed once."""
     if isinstance(continuations, str) or not isinstance(continuations, (list, tuple)):
         raise InvalidRequestError(
             f"continuations must be a list of texts or token ids, got {type(continuations).__name__}"
         )
-    head = service.request(prompt, SamplingParams(max_tokens=0), "prompt")
+    head = service.request(prompt, SamplingParams(max_tokens=0), "prompt", scope=scope)
     requests = [
-        service.continuation(head.prompt_ids, continuation, index)
+        service.continuation(head.prompt_ids, continuation, index, scope)
         for index, continuation in enumerate(continuations)
     ]
     if len(requests) > 1 and len(head.prompt_ids) > 1:

@@ -8,19 +8,21 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Literal, TypeAlias, TypeVar, Unpack, overload
 
+from radixkv.adapters import Adapter
 from radixkv.beam_job import beam_job, beam_settings
 from radixkv.chat import Chat, open_transcript
 from radixkv.config import EngineConfig
 from radixkv.engine import Engine
 from radixkv.errors import EngineDeadError, InternalError, InvalidRequestError
-from radixkv.executor.base import ModelExecutor
+from radixkv.executor.base import ModelExecutor, WeightUpdate
 from radixkv.executor.loaded_model import LoadedModel
 from radixkv.jobs import Job, prefill_job, score_job
 from radixkv.kv.events import Event
 from radixkv.kv.manager import FlushReport, Pin
+from radixkv.namespace import Scope
 from radixkv.opening import OpenOptions, open_service
 from radixkv.outputs import BeamOutput, Output, PrefillInfo, PromptExplanation, Score
-from radixkv.prompts import Prompt, is_one_prompt, params_list
+from radixkv.prompts import Prompt, is_one_prompt, params_list, scopes_of
 from radixkv.run import run_to_end
 from radixkv.sampling import SamplingParams
 from radixkv.sequence import Request
@@ -28,6 +30,7 @@ from radixkv.service import Service
 from radixkv.turns import Turns
 
 Params: TypeAlias = SamplingParams | Sequence[SamplingParams] | None
+OneOrEach: TypeAlias = str | Sequence[str | None] | None
 T = TypeVar("T")
 
 
@@ -91,6 +94,8 @@ class LLM:
         prompts: Prompt,
         sampling_params: SamplingParams | None = None,
         *,
+        cache_salt: str | None = None,
+        adapter: str | None = None,
         return_exceptions: Literal[False] = False,
         progress: bool | None = None,
     ) -> Output: ...
@@ -101,6 +106,8 @@ class LLM:
         prompts: Prompt,
         sampling_params: SamplingParams | None = None,
         *,
+        cache_salt: str | None = None,
+        adapter: str | None = None,
         return_exceptions: Literal[True],
         progress: bool | None = None,
     ) -> Output | BaseException: ...
@@ -111,6 +118,8 @@ class LLM:
         prompts: Sequence[Prompt],
         sampling_params: Params = None,
         *,
+        cache_salt: OneOrEach = None,
+        adapter: OneOrEach = None,
         return_exceptions: Literal[False] = False,
         progress: bool | None = None,
     ) -> list[Output]: ...
@@ -121,6 +130,8 @@ class LLM:
         prompts: Sequence[Prompt],
         sampling_params: Params = None,
         *,
+        cache_salt: OneOrEach = None,
+        adapter: OneOrEach = None,
         return_exceptions: Literal[True],
         progress: bool | None = None,
     ) -> list[Output | BaseException]: ...
@@ -130,12 +141,16 @@ class LLM:
         prompts: Any,
         sampling_params: Params = None,
         *,
+        cache_salt: OneOrEach = None,
+        adapter: OneOrEach = None,
         return_exceptions: bool = False,
         progress: bool | None = None,
     ) -> Any:
         """Run every prompt to its end; one ``Output`` for one prompt, a list in order for a list.
 
-        A prompt is text or token ids. ``sampling_params``: one for all, or a list with one for each.
+        A prompt is text or token ids. ``sampling_params``, ``cache_salt`` and ``adapter`` are for all, or a
+        list has one for each. What is cached is shared only among requests with the same salt, and the same
+        ``adapter`` (a name given to ``load_adapter``; ``None`` is the base model).
         A bad prompt raises before any work is done for any of them, naming its index and the limit:
         ``InvalidRequestError`` (empty, an id outside the vocabulary, no number, nested too deep) or
         ``RequestTooLargeError`` (over the model's positions or over the store). With
@@ -146,11 +161,12 @@ class LLM:
             one = is_one_prompt(prompts)
             items = [prompts] if one else list(prompts)
             params = params_list(sampling_params, len(items), one)
+            scopes = scopes_of(cache_salt, adapter, len(items), one)
             results: list[Output | BaseException] = []
             jobs: dict[int, tuple[int, Request]] = {}
-            for index, (item, sampling) in enumerate(zip(items, params, strict=True)):
+            for index, (item, sampling, scope) in enumerate(zip(items, params, scopes, strict=True)):
                 try:
-                    request = service.request(item, sampling, "prompt", None if one else index)
+                    request = service.request(item, sampling, "prompt", None if one else index, scope=scope)
                 except InvalidRequestError as error:
                     if not return_exceptions:
                         raise
@@ -180,6 +196,8 @@ class LLM:
         early_stopping: bool = False,
         stop_token_ids: Sequence[int] = (),
         ignore_eos: bool = False,
+        cache_salt: str | None = None,
+        adapter: str | None = None,
     ) -> BeamOutput | list[BeamOutput]:
         """Beam search: the ``beam_width`` outputs with the highest score that the search finds, best first;
         one ``BeamOutput`` for one prompt, a list in order for a list.
@@ -193,12 +211,21 @@ class LLM:
             beam_width, max_tokens, min_tokens, length_penalty, early_stopping, stop_token_ids, ignore_eos
         )
         with self._call() as service:
-            results = self._drive(beam_job(service, prompts, params, sampling), service)
+            results = self._drive(
+                beam_job(service, prompts, params, sampling, Scope(cache_salt, adapter)), service
+            )
             return results[0] if is_one_prompt(prompts) else results
 
     # prefixes
 
-    def prefill(self, prefix: Prompt, pin: bool = False) -> PrefillInfo:
+    def prefill(
+        self,
+        prefix: Prompt,
+        pin: bool = False,
+        *,
+        cache_salt: str | None = None,
+        adapter: str | None = None,
+    ) -> PrefillInfo:
         """Compute a prefix now, so that prompts that begin with it find it.
 
         ``pin=True`` holds its pages until ``unpin`` (``PinBudgetExceeded`` where the budget does not
@@ -206,7 +233,7 @@ class LLM:
         text with more behind it, so end a prefix where tokens end anyway, as after a line break.
         """
         with self._call() as service:
-            info = self._drive(prefill_job(service, prefix, pin), service)
+            info = self._drive(prefill_job(service, prefix, pin, Scope(cache_salt, adapter)), service)
             if info.pin is not None and self._turns.interrupted:  # the receipt would never arrive
                 service.unpin(info.pin)
             return info
@@ -217,7 +244,14 @@ class LLM:
         with self._call() as service:
             service.unpin(pin)
 
-    def score(self, prompt: Prompt, continuations: Sequence[Prompt]) -> list[Score]:
+    def score(
+        self,
+        prompt: Prompt,
+        continuations: Sequence[Prompt],
+        *,
+        cache_salt: str | None = None,
+        adapter: str | None = None,
+    ) -> list[Score]:
         """Log-probabilities of each continuation's tokens after ``prompt``, in order.
 
         The prompt is computed once, whatever the number of continuations. A continuation's text is encoded
@@ -225,18 +259,27 @@ class LLM:
         work and names the continuation's index.
         """
         with self._call() as service:
-            return self._drive(score_job(service, prompt, continuations), service)
+            return self._drive(score_job(service, prompt, continuations, Scope(cache_salt, adapter)), service)
 
-    def chat(self, system: str | None = None, *, messages: Sequence[Mapping[str, str]] = ()) -> Chat:
+    def chat(
+        self,
+        system: str | None = None,
+        *,
+        messages: Sequence[Mapping[str, str]] = (),
+        cache_salt: str | None = None,
+        adapter: str | None = None,
+    ) -> Chat:
         """A conversation by the model's chat template; ``messages``: what was said before. See ``Chat``.
         Raises ``InvalidRequestError`` where there is no template."""
-        return Chat(self, open_transcript(self.tokenizer, system, messages))
+        return Chat(self, open_transcript(self.tokenizer, system, messages), Scope(cache_salt, adapter))
 
-    def explain(self, prompt: Prompt) -> PromptExplanation:
+    def explain(
+        self, prompt: Prompt, *, cache_salt: str | None = None, adapter: str | None = None
+    ) -> PromptExplanation:
         """How much of a prompt the cache holds right now, and why not more. Computes nothing and changes
         nothing; ``print`` the result."""
         with self._call() as service:
-            return service.explain(prompt)
+            return service.explain(prompt, Scope(cache_salt, adapter))
 
     def take_events(self) -> tuple[Event, ...]:
         """What entered and left the cache since the last call, oldest first (``radixkv.kv.replay`` applies
@@ -248,6 +291,36 @@ class LLM:
         """Forget every prefix; pins are dropped, and the report says so."""
         with self._call() as service:
             return service.flush()
+
+    # adapters and weights
+
+    def load_adapter(self, name: str, path: str | os.PathLike[str]) -> Adapter:
+        """Read a LoRA adapter in peft's format from a folder; from then on ``adapter=name`` runs it. Loaded
+        again under the same name it is a new version, which finds nothing that the old one computed. Needs
+        peft (``radixkv[lora]``).
+
+        Raises ``ModelLoadError`` for missing or damaged files, and ``UnsupportedModelError`` for what is more
+        than plain LoRA, or does not fit the model.
+        """
+        with self._call() as service:
+            return service.load_adapter(name, path)
+
+    def unload_adapter(self, name: str) -> None:
+        """Let go of an adapter. Raises ``MisuseError`` where there is none of that name."""
+        with self._call() as service:
+            service.unload_adapter(name)
+
+    def update_weights(self, weights: WeightUpdate, *, revision: str | None = None) -> FlushReport:
+        """Replace some of the model's weights: ``weights`` by name, as in its ``state_dict``, or a function
+        that is given all of them, read-only, and returns those to replace. What was computed before is never
+        found again; pins are dropped, and the report says so. ``revision`` names the new model. LLMs that
+        share the model notice.
+
+        Raises ``ConfigError``, having changed nothing, for an unknown name, another shape, or numbers that
+        are not finite.
+        """
+        with self._call() as service:
+            return service.update_weights(weights, revision)
 
     # life
 

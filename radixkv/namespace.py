@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from radixkv.errors import InvalidRequestError
 from radixkv.plain import shown
 from radixkv.types import Namespace
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What a caller says about whose prefixes his are."""
+
+    cache_salt: str | None = None
+    """Only requests with the same salt share what is cached; ``None`` is the tree of all who give none."""
+    adapter: str | None = None
+    """Name of a LoRA adapter; ``None`` is the base model."""
+
+
+NO_SCOPE = Scope()
 
 
 def namespace_of(

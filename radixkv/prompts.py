@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from radixkv.errors import InvalidRequestError
+from radixkv.namespace import Scope
 from radixkv.plain import plain_whole, shown
 from radixkv.sampling import SamplingParams
 from radixkv.text import Tokenizer
@@ -94,6 +95,29 @@ def params_list(params: object, num_prompts: int, one: bool) -> list[SamplingPar
             raise InvalidRequestError(f"sampling_params {index}: must be SamplingParams, got {shown(item)}")
         checked.append(item)
     return checked
+
+
+def scopes_of(cache_salt: object, adapter: object, num_prompts: int, one: bool) -> list[Scope]:
+    """One ``Scope`` for each prompt; a salt or an adapter is for all, or a list has one for each. Raises
+    ``InvalidRequestError`` for another type, or a list of another length."""
+    salts = _one_or_each("cache_salt", cache_salt, num_prompts, one)
+    adapters = _one_or_each("adapter", adapter, num_prompts, one)
+    return [Scope(*pair) for pair in zip(salts, adapters, strict=True)]
+
+
+def _one_or_each(name: str, value: object, num_prompts: int, one: bool) -> list[str | None]:
+    if value is None or isinstance(value, str):
+        return [value] * num_prompts
+    if one or not isinstance(value, (list, tuple)):
+        raise InvalidRequestError(
+            f"{name} must be text or None{'' if one else ', or a list of these'}, got {shown(value)}"
+        )
+    if len(value) != num_prompts:
+        raise InvalidRequestError(f"got {len(value)} of {name} for {num_prompts} prompts")
+    for index, item in enumerate(value):
+        if item is not None and not isinstance(item, str):
+            raise InvalidRequestError(f"{name} {index}: must be text or None, got {shown(item)}")
+    return list(value)
 
 
 def with_index(error: InvalidRequestError, what: str, index: int | None) -> InvalidRequestError:

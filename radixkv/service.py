@@ -4,19 +4,22 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
+from radixkv.adapters import Adapter, AdapterBook
 from radixkv.beam_params import BeamParams
 from radixkv.config import EngineConfig, ModelSpec
 from radixkv.engine import Engine
 from radixkv.errors import ConfigError, InvalidRequestError, MisuseError
-from radixkv.executor.base import ModelExecutor
+from radixkv.executor.base import ModelExecutor, UpdatableExecutor, WeightUpdate
 from radixkv.explain import explain_prompt
 from radixkv.kv.events import Event
 from radixkv.kv.manager import FlushReport, Pin
+from radixkv.namespace import NO_SCOPE, Scope, namespace_of
 from radixkv.outputs import PrefillInfo, PromptExplanation
 from radixkv.plain import shown
 from radixkv.prompts import prompt_ids, with_index
@@ -47,6 +50,8 @@ class Service:
         self.engine = Engine.build(config, executor)
         self.pause: Callable[[], None] = _no_pause
         """Called before each prompt that is looked at; may raise, to stop a long list of them."""
+        self._adapters = AdapterBook(self.engine)
+        self._revision: str | None = None
         self._load = dict(load)
         self._sizing = dict(sizing)
         self._request_ids = itertools.count()
@@ -74,6 +79,7 @@ class Service:
         index: int | None = None,
         request_id: int | None = None,
         beam: BeamParams | None = None,
+        scope: Scope = NO_SCOPE,
     ) -> Request:
         """A request that is known to fit, or ``InvalidRequestError`` (or a kind of it) with ``what`` and
         ``index``."""
@@ -82,17 +88,22 @@ class Service:
             if sampling.stop and self.tokenizer is None:
                 raise InvalidRequestError("stop strings need a tokenizer, and the model came without one")
             ids = prompt_ids(prompt, self.tokenizer, self.spec.vocab_size)
-            return self._fitting(ids, sampling, request_id=request_id, beam=beam)
+            return self._fitting(ids, sampling, request_id=request_id, beam=beam, scope=scope)
         except InvalidRequestError as error:
             raise with_index(error, what, index) from error.__cause__
 
-    def continuation(self, head: TokenIds, continuation: object, index: int) -> Request:
+    def continuation(
+        self, head: TokenIds, continuation: object, index: int, scope: Scope = NO_SCOPE
+    ) -> Request:
         """A request that scores ``continuation`` behind ``head``; raises as ``request`` does."""
         self.pause()
         try:
             tail = prompt_ids(continuation, self.tokenizer, self.spec.vocab_size, add_special_tokens=False)
             return self._fitting(
-                np.concatenate([head, tail]), SamplingParams(max_tokens=0), logprob_start=len(head)
+                np.concatenate([head, tail]),
+                SamplingParams(max_tokens=0),
+                logprob_start=len(head),
+                scope=scope,
             )
         except InvalidRequestError as error:
             raise with_index(error, "continuation", index) from error.__cause__
@@ -105,13 +116,23 @@ class Service:
         logprob_start: int | None = None,
         request_id: int | None = None,
         beam: BeamParams | None = None,
+        scope: Scope,
     ) -> Request:
+        self.engine.follow_weights()
+        adapter = None if scope.adapter is None else self._adapters.find(scope.adapter)
         request = Request(
             request_id=self.next_request_id() if request_id is None else request_id,
             prompt_ids=ids,
             sampling=sampling,
             logprob_start=logprob_start,
             beam=beam,
+            adapter=0 if adapter is None else adapter.index,
+            namespace=namespace_of(
+                model_revision=self._revision,
+                adapter=None if adapter is None else adapter.name,
+                adapter_version=0 if adapter is None else adapter.version,
+                cache_salt=scope.cache_salt,
+            ),
         )
         try:
             refuse_unfit(request, self.config, self.spec)
@@ -128,10 +149,10 @@ class Service:
             raise MisuseError("unpin takes the pin of what prefill returned (info.pin), not all of it")
         self.engine.kv.unpin(pin)
 
-    def explain(self, prompt: object) -> PromptExplanation:
+    def explain(self, prompt: object, scope: Scope = NO_SCOPE) -> PromptExplanation:
         """How much of ``prompt`` the cache holds, and why not more. Changes nothing."""
-        request = self.request(prompt, SamplingParams(max_tokens=0), "prompt")
-        return explain_prompt(self.engine.kv, request.prompt_ids, self.tokenizer)
+        request = self.request(prompt, SamplingParams(max_tokens=0), "prompt", scope=scope)
+        return explain_prompt(self.engine.kv, request.prompt_ids, self.tokenizer, request.namespace)
 
     def take_events(self) -> tuple[Event, ...]:
         """What entered and left the cache since the last call."""
@@ -141,9 +162,30 @@ class Service:
         """Forget every prefix; pins are dropped."""
         return self.engine.kv.flush()
 
+    def load_adapter(self, name: str, path: str | os.PathLike[str]) -> Adapter:
+        """See ``AdapterBook.load``."""
+        return self._adapters.load(name, path)
+
+    def unload_adapter(self, name: str) -> None:
+        """See ``AdapterBook.unload``."""
+        self._adapters.unload(name)
+
+    def update_weights(self, weights: WeightUpdate, revision: str | None = None) -> FlushReport:
+        """Replace some weights and begin a new epoch. ``revision`` names the new model in the namespaces.
+        Raises ``ConfigError``, having changed nothing."""
+        if revision is not None and not isinstance(revision, str):
+            raise ConfigError(f"revision must be text or None, got {shown(revision)}")
+        executor = self.engine.executor
+        if not isinstance(executor, UpdatableExecutor):
+            raise ConfigError(f"the weights of this executor ({type(executor).__name__}) cannot be replaced")
+        executor.update_weights(weights)
+        self._revision = revision
+        return self.engine.new_epoch()
+
     def check(self) -> None:
         """Raise ``InternalError`` where an invariant of engine or ledger does not hold."""
         self.engine.check()
+        self._adapters.check()
 
     def stats(self) -> dict[str, Any]:
         """Counters by part: ``load`` (seconds by phase), ``store`` (its size and why), and the engine's
@@ -155,7 +197,13 @@ class Service:
             "max_pinned_tokens": self.config.max_pinned_pages * self.config.page_size,
             **self._sizing,
         }
-        return {"model": self.spec.name, "load": dict(self._load), "store": store, **self.engine.stats()}
+        return {
+            "model": self.spec.name,
+            "load": dict(self._load),
+            "store": store,
+            **self._adapters.stats(),
+            **self.engine.stats(),
+        }
 
 
 def _no_pause() -> None:

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from radixkv.answer import Answer, take_output
 from radixkv.mailbox import Mailbox
+from radixkv.namespace import NO_SCOPE, Scope
 from radixkv.outputs import Delta, Output, delta_of
 from radixkv.sampling import SamplingParams
 from radixkv.sched.batch import SequenceOutput
@@ -29,19 +30,28 @@ class StreamTask:
     """Its methods are called by the engine thread, between two steps."""
 
     def __init__(
-        self, mailbox: Mailbox, receiver: Receiver, prompt: object, sampling: SamplingParams, request_id: int
+        self,
+        mailbox: Mailbox,
+        receiver: Receiver,
+        prompt: object,
+        sampling: SamplingParams,
+        request_id: int,
+        scope: Scope = NO_SCOPE,
     ) -> None:
         self.mailbox = mailbox
         self.request_id = request_id
         self._receiver = receiver
         self._prompt = prompt
         self._sampling = sampling
+        self._scope = scope
         self._answer: Answer | None = None
 
     def start(self, service: Service) -> Sequence[Request]:
         """The one request. Text is encoded here, so that no loop waits for a tokenizer and no two threads
         ever use it at once."""
-        request = service.request(self._prompt, self._sampling, "prompt", request_id=self.request_id)
+        request = service.request(
+            self._prompt, self._sampling, "prompt", request_id=self.request_id, scope=self._scope
+        )
         self._answer = Answer(request, service.tokenizer)
         return [request]
 

@@ -38,6 +38,7 @@ RANKS = {
     "sched.sequence_outputs": 4, "sched.*": 3,
     "executor.base": 5, "executor.kv_store": 5, "executor.sampler": 5, "executor.attention.*": 5,
     "executor.*": 6,
+    "adapters": 7,
     "engine": 7, "text": 7, "prompts": 7, "outputs": 7, "explain": 7, "interrupt": 7, "run": 7, "settings": 7,
     "turns": 7, "beam_job": 7,
     "detokenizer": 7, "stop_strings": 7, "text_stream": 7, "answer": 7, "service": 7, "opening": 7, "jobs": 7,

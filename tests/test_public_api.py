@@ -15,6 +15,7 @@ from radixkv import errors
 
 PUBLIC: dict[str, set[str]] = {
     "radixkv": {
+        "Adapter",
         "AsyncChat",
         "AsyncLLM",
         "Beam",
@@ -44,6 +45,7 @@ PUBLIC: dict[str, set[str]] = {
         "Sample",
         "SamplingParams",
         "Score",
+        "TokenLogprobs",
         "Tokenizer",
         "UnsupportedModelError",
         "Usage",

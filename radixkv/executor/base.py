@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from radixkv.config import ModelSpec
 from radixkv.sched.batch import Batch, StepResult
+
+WeightUpdate: TypeAlias = Mapping[str, Any] | Callable[[Mapping[str, Any]], Mapping[str, Any]]
+"""Weights by name; or a function that is given all of them and returns those to replace."""
 
 
 class ModelExecutor(Protocol):
@@ -25,3 +30,26 @@ class ModelExecutor(Protocol):
         """Do the page copies, then the forward; sample and score. Blocks until the result is there."""
 
     def stats(self) -> dict[str, Any]: ...
+
+
+@runtime_checkable
+class AdapterExecutor(Protocol):
+    """An executor that runs LoRA adapters, by ``Batch.adapter_ids``."""
+
+    def load_adapter(self, path: str | os.PathLike[str]) -> int:
+        """Read an adapter; returns its index, above 0 and never given out before."""
+
+    def unload_adapter(self, adapter: int) -> None:
+        """Forget an adapter that no sequence uses any more."""
+
+
+@runtime_checkable
+class UpdatableExecutor(Protocol):
+    """An executor whose weights can be replaced while it is loaded."""
+
+    @property
+    def weights_version(self) -> int:
+        """Another number whenever the weights are others, whoever replaced them."""
+
+    def update_weights(self, weights: WeightUpdate) -> None:
+        """Replace some weights, or raise and change nothing. The store stays as it is."""

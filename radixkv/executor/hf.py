@@ -14,11 +14,12 @@ from radixkv.config import ModelSpec
 from radixkv.errors import ConfigError, NonFiniteLogitsError
 from radixkv.executor.allocator import keep_freed_memory
 from radixkv.executor.attention import make_backend
+from radixkv.executor.base import WeightUpdate
 from radixkv.executor.kv_store import KVStore
 from radixkv.executor.loaded_model import LoadedModel
 from radixkv.executor.logprobs import RowLogprobs
 from radixkv.executor.memory import num_pages_for
-from radixkv.executor.prepared import WeightUpdate, prepare
+from radixkv.executor.prepared import prepare
 from radixkv.executor.sampler import sample
 from radixkv.executor.threads import set_num_threads
 from radixkv.sched.batch import Batch, StepResult

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Mapping
 from time import perf_counter
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,6 +13,7 @@ from torch import nn
 from radixkv.config import ModelSpec
 from radixkv.executor.adapter_shelf import AdapterShelf, LoraPair
 from radixkv.executor.attention.base import AttentionBackend
+from radixkv.executor.base import WeightUpdate
 from radixkv.executor.forward_times import ForwardTimes
 from radixkv.executor.hook import PagedStep, use_paged_attention
 from radixkv.executor.live_weights import LiveWeights
@@ -21,8 +21,6 @@ from radixkv.executor.load_check import check_adapter, check_paged_run, refuse_b
 from radixkv.executor.loaded_model import LoadedModel
 from radixkv.executor.lora import read_lora
 from radixkv.executor.packed import PackingReport, is_linear, plain_weight, probe_packing, replace_linears
-
-WeightUpdate: TypeAlias = Mapping[str, Any] | Callable[[Mapping[str, torch.Tensor]], Mapping[str, Any]]
 
 
 class PreparedModel:

@@ -44,6 +44,7 @@ class KVCacheManager:
     M3: only computed tokens are inserted, and at least one token is always left to compute.
     M4: match and hold are one call.
     W1: every slot written in a step is on a page whose count is 1; ``reserve`` copies where it is not.
+    L1: a slot's log-probability is not known, or belongs to its token and prefix (see ``SlotLogprobs``).
 
     A partial page that a hit ends in is copied, so that the next one finds it too. Only when the pool has
     no page left for that copy is it taken over from the tree (nobody else may hold it, and all of its

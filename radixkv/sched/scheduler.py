@@ -121,6 +121,10 @@ class Scheduler:
         outputs, self._outputs = self._outputs, []
         return outputs
 
+    def num_users_of(self, adapter: int) -> int:
+        """Requests under ``adapter`` that have not ended."""
+        return sum(live.request.adapter == adapter for live in self._live.values())
+
     @property
     def has_work(self) -> bool:
         return bool(self._live or self._outputs)
