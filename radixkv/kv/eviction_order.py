@@ -13,7 +13,7 @@ from radixkv.kv.invariant import require
 from radixkv.types import PageIds
 
 _LOWEST = -(2**63)
-_BATCH = 256
+_BATCH = 4096
 _LONGEST_USES = 2**32
 
 
@@ -67,18 +67,18 @@ class EvictionOrder:
 
     def matched(self, pages: PageIds, partial_page: int | None, priority: int) -> None:
         """A match found these pages, a path from a root."""
-        self.now += 1
-        deepest = partial_page
-        if deepest is None and len(pages):
-            deepest = pages.item(-1)
-        if deepest is None:
-            return
-        self._new_gaps.append(self.now - self._last_use.item(deepest))
-        if len(self._new_gaps) >= _BATCH:
-            self._record()
-        self._last_use[pages] = self.now
+        self.now = now = self.now + 1
+        last_use, gaps = self._last_use, self._new_gaps
         if partial_page is not None:
-            self._last_use[partial_page] = self.now
+            gaps.append(now - last_use.item(partial_page))
+            last_use[partial_page] = now
+        elif len(pages):
+            gaps.append(now - last_use.item(pages.item(-1)))
+        else:
+            return
+        last_use[pages] = now
+        if len(gaps) >= _BATCH:
+            self._record()
         if not self._is_lru:
             path = pages if partial_page is None else np.append(pages, np.int32(partial_page))
             self._hits[path] += 1
@@ -121,16 +121,18 @@ class EvictionOrder:
         for page in pages[self._is_tail[pages]].tolist():
             self._queue.push(page, self._keys.item(page))
 
-    def evicted(self, pages: PageIds) -> None:
-        """These go now, in this order."""
-        if len(pages) == 1:  # the common case, at a third of the cost
-            self._new_ages.append(self.now - self._last_use.item(pages.item(0)))
-        else:
-            self._new_ages += (self.now - self._last_use[pages]).tolist()
+    def evicted(self, page: int) -> None:
+        """This one goes now."""
+        self._new_ages.append(self.now - self._last_use.item(page))
         if len(self._new_ages) >= _BATCH:
             self._record()
         if not self._is_lru:
-            self._floor = max(self._floor, self._keys.item(pages.item(-1)))
+            self._floor = max(self._floor, self._keys.item(page))
+
+    def evicted_many(self, pages: PageIds) -> None:
+        """These go now, in this order; at least one."""
+        self._new_ages += (self.now - self._last_use[pages[:-1]]).tolist()
+        self.evicted(pages.item(-1))
 
     def clear(self) -> None:
         """No page is in the tree any more."""

@@ -119,11 +119,12 @@ class RadixTree:
         self._num_nodes = 0
         self._counters = dict.fromkeys(
             (
-                "num_splits", "num_merges", "num_evicted", "num_evicted_tokens", "num_trims_beside_held",
-                "num_replaced", "num_taken", "num_cleared",
+                "num_splits", "num_merges", "num_evicted", "num_trims_beside_held", "num_replaced",
+                "num_taken", "num_cleared",
             ),
             0,
         )  # fmt: skip
+        self._evicted_bytes = 0
         # By page id; a serial of 0 says that the page is not in the tree.
         self._serial = np.zeros(0, np.int64)
         self._mark = np.zeros(0, np.int32)  # scratch of the T3 test, no state
@@ -495,17 +496,21 @@ class RadixTree:
             if page is None:
                 break
             leaf: Node = self._node_of[page]
-            pages = leaf.pages[-left:][::-1]
-            num = 1 if len(pages) == 1 else self._order.num_victims(pages, ref_count)
-            pages = pages[:num]
+            num, ids = 1, leaf.ids[-_ID_BYTES:]
+            if left > 1 and len(leaf.ids) > _ID_BYTES:
+                pages = leaf.pages[-left:][::-1]
+                num = self._order.num_victims(pages, ref_count)
+                ids = pages[:num].tobytes()
+                self._order.evicted_many(pages[:num])
+            else:  # the common case, at a third of the cost
+                self._order.evicted(page)
+            out.append(ids)
             self._remember(leaf, num)
-            self._order.evicted(pages)
+            kept = leaf.num_pages - num
             self._counters["num_evicted"] += num
-            kept = (leaf.num_pages - num) * self._page_bytes
-            self._counters["num_evicted_tokens"] += (len(leaf.tokens) - kept) // _TOKEN_BYTES
-            if num < leaf.num_pages and ref_count[leaf.pages[-num - 1]] != 1:
+            self._evicted_bytes += len(leaf.tokens) - kept * self._page_bytes
+            if kept and ref_count[leaf.pages[kept - 1]] != 1:
                 self._counters["num_trims_beside_held"] += 1
-            out.append(pages.tobytes())
             self._remove_tail(leaf, num, "evicted")
             left -= num
         return _joined(out)
@@ -696,6 +701,7 @@ class RadixTree:
             "num_namespaces": len(self._roots),
             "num_candidates": len(self._order),
             "version": self.version,
+            "num_evicted_tokens": self._evicted_bytes // _TOKEN_BYTES,
             **self._counters,
             **self._order.stats(),
         }
