@@ -186,8 +186,11 @@ def test_an_error_in_making_text_fails_one_prompt_of_the_blocking_front(
     llm, executor = fake_llm()
     chosen, token_id = a_token_of_one_only(executor)
     break_text_of(monkeypatch, token_id)
-    results = llm.generate(EIGHT, TEN, return_exceptions=True)
+    params = [TEN] * 8
+    params[chosen] = SamplingParams(max_tokens=60)
+    results = llm.generate(EIGHT, params, return_exceptions=True)
     assert isinstance(results[chosen], Broken)
+    assert not llm.engine.has_work
     assert_served(executor, results, {chosen})
     with pytest.raises(Broken):
         llm.generate(EIGHT, TEN)

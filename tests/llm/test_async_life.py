@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import subprocess
+import sys
 import threading
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -207,3 +210,34 @@ def test_in_a_forked_child_every_call_is_refused(monkeypatch: pytest.MonkeyPatch
             await llm.check()
 
     run(main())
+
+
+LEAVES_OPEN = """
+import asyncio
+from fronts import fake_async_llm
+from radixkv import SamplingParams
+
+llm, executor = fake_async_llm(num_pages=4000)
+generation = llm.generate([3, 4], SamplingParams(max_tokens=9000))
+
+async def main():
+    await anext(generation)
+
+asyncio.run(main())
+print("left open", flush=True)
+"""
+
+
+def test_b128_leaving_python_with_everything_open_ends_the_thread_and_the_process() -> None:
+    """A stream is open, its loop is gone, nothing was closed. Fault seen: a thread that is no daemon, so that
+    Python waits for it before it can be told."""
+    folder = Path(__file__).parent
+    done = subprocess.run(
+        [sys.executable, "-c", LEAVES_OPEN],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *sys.path])},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "left open\n", "")
