@@ -113,6 +113,7 @@ def interrupt(h: Harness, when: int) -> None:
 
 
 def random_program(seed: int) -> dict[str, int]:
+    """Long because the draws belong to one generator, in one order."""
     rng = np.random.default_rng(seed)
 
     def between(low: int, high: int) -> int:

@@ -33,9 +33,11 @@ class Scheduler:
 
     There are no phases: a running sequence computes what it lacks, a chunk of its prompt or one token.
 
-    - D1 a sequence is in exactly one of waiting, running, finished.
+    - D1 a sequence is in exactly one of waiting, running, finished. A request has one; when its prompt is
+      computed, one for each of its samples or beams, and it ends when the last of them has.
     - D2 a step never computes more than ``max_batch_tokens``; a request that can never fit is refused in
-      ``add``. Every running sequence computes at least one token in every step.
+      ``add``. Every running sequence computes at least one token in every step, but for beams that are ahead
+      of the others of their search.
     - D3 after an abort, ``release`` runs once, whatever the state. While a batch is out (between ``schedule``
       and ``update``, ``fail`` or ``undo``) nothing is released; an abort then takes effect at its return.
     - D4 at most ``max_skips`` later arrivals are admitted before a request, and after ``max_wait_s`` none is,
@@ -45,7 +47,7 @@ class Scheduler:
     runs out of pages, the victim is the running sequence with the fewest preemptions, of those the latest
     arrival; it gives up its pages (what was computed stays in the tree while there is room), keeps its
     tokens, and goes to the front of the queue (for its first ``MAX_BOOSTS`` preemptions). The last running
-    sequence is never preempted; by D2 it always has room, unless somebody outside holds pages, and then it
+    sequence (or beam search) is never preempted; by D2 it always has room, unless somebody outside holds pages, and then it
     fails with ``OutOfPages``. A step that preempts admits nobody.
     """
 
