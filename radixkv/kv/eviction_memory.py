@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import NamedTuple, TypeAlias
 
+from radixkv.kv.token_bytes import TOKEN_BYTES, page_agreement
 from radixkv.types import Namespace
 
 Anchor: TypeAlias = int | Namespace
@@ -107,6 +108,27 @@ class EvictionMemory:
         """Remembered pages that hung under ``anchor``, oldest first."""
         self._find()
         return tuple(self._under.get(anchor, ()))
+
+    def evictions_ago(self, namespace: Namespace, path: list[int], key: bytes, hit: int) -> int | None:
+        """How many pages were evicted since the one, itself included, that would make a hit longer than
+        ``hit`` tokens; of several the longest, of equal ones the latest. ``None`` where no such page is
+        remembered. ``path``: serials of the whole pages that are found; ``key``: all tokens."""
+        if not len(self):
+            return None
+        width = self._page_bytes
+        anchors: set[Anchor] = {namespace}
+        for index, serial in enumerate(path):
+            tokens = key[index * width : (index + 1) * width]
+            ghosts = {g.serial for a in anchors for g in self.under(a) if g.tokens == tokens}
+            anchors = {serial, *ghosts}
+        rest = key[len(path) * width : (len(path) + 1) * width]
+        found_tokens = len(path) * width // TOKEN_BYTES
+        best, number = hit, 0
+        for ghost in (g for a in anchors for g in self.under(a)):
+            length = found_tokens + page_agreement(ghost.tokens, rest)
+            if length > best or (number and length == best and ghost.number > number):
+                best, number = length, ghost.number
+        return self.num_evicted - number + 1 if number else None
 
     def clear(self) -> None:
         """Forget all: after a flush nothing that was evicted before could have been a hit."""

@@ -26,12 +26,12 @@ from radixkv.kv.eviction_order import EvictionOrder
 from radixkv.kv.explanation import Explanation, Reason
 from radixkv.kv.invariant import require
 from radixkv.kv.match import Insertion, Match
+from radixkv.kv.token_bytes import TOKEN_BYTES, agreement, joined, key_of, page_agreement, tokens_of
 from radixkv.plain import plain_whole, shown
 from radixkv.types import Namespace, PageIds, TokenIds
 
-_TOKEN_BYTES = 4
 _ID_BYTES = 4
-_MERGED_BYTES = 4096 * _TOKEN_BYTES
+_MERGED_BYTES = 4096 * TOKEN_BYTES
 """Appending and merging stop at this edge length, so that neither costs more with the prompt's length."""
 
 
@@ -110,7 +110,7 @@ class RadixTree:
         self.page_size = page_size = as_page_size(page_size)
         self.version = 0
         """Changes whenever the content changed."""
-        self._page_bytes = page_size * _TOKEN_BYTES
+        self._page_bytes = page_size * TOKEN_BYTES
         self._roots: dict[Namespace, Node] = {}
         self._order = EvictionOrder(eviction_policy, page_size)
         self._memory = EvictionMemory(0)
@@ -154,18 +154,18 @@ class RadixTree:
 
     def peek(self, token_ids: TokenIds, namespace: Namespace = ()) -> int:
         """How many tokens ``match`` would find; changes nothing, recency included."""
-        spot = self._find(_key(token_ids), namespace)
-        return 0 if spot is None else spot.num_bytes // _TOKEN_BYTES + spot.agree
+        spot = self._find(key_of(token_ids), namespace)
+        return 0 if spot is None else spot.num_bytes // TOKEN_BYTES + spot.agree
 
     def lookup(self, token_ids: TokenIds, namespace: Namespace = ()) -> Match:
         """What ``match`` would return; changes nothing, recency included."""
-        return self._match_of(self._find(_key(token_ids), namespace))
+        return self._match_of(self._find(key_of(token_ids), namespace))
 
     def match(self, token_ids: TokenIds, namespace: Namespace = (), priority: int = 0) -> Match:
         """The longest known beginning of ``token_ids``, to the token. Changes recency only: the caller
         must hold the pages before anything else happens. ``priority`` is the user's, for the policy of that
         name."""
-        match = self._match_of(self._find(_key(token_ids), namespace))
+        match = self._match_of(self._find(key_of(token_ids), namespace))
         self._order.matched(match.page_ids, match.partial_page, priority)
         return match
 
@@ -188,9 +188,9 @@ class RadixTree:
 
     def _match_of(self, spot: _Spot | None) -> Match:
         if spot is None:
-            return Match(_joined([]), None, 0, 0)
-        pages = _joined(spot.path)
-        num_tokens = spot.num_bytes // _TOKEN_BYTES + spot.agree
+            return Match(joined([]), None, 0, 0)
+        pages = joined(spot.path)
+        num_tokens = spot.num_bytes // TOKEN_BYTES + spot.agree
         if spot.agree == 0 or spot.next_node is None:
             return Match(pages, None, 0, num_tokens)
         return Match(pages, int(spot.next_node.pages[spot.next_index]), spot.agree, num_tokens)
@@ -202,7 +202,7 @@ class RadixTree:
         while True:
             ids = node.ids
             if used * _ID_BYTES < len(ids):
-                agree = _agreement(node.tokens, used * page_bytes, key, num_bytes)
+                agree = agreement(node.tokens, used * page_bytes, key, num_bytes)
                 whole = agree // self.page_size
                 if whole:
                     path.append(ids[used * _ID_BYTES : (used + whole) * _ID_BYTES])
@@ -238,7 +238,7 @@ class RadixTree:
         for index in range(above, above - 2, -1):
             if 0 <= index < len(children):
                 near, child = children.peekitem(index)
-                agree = _page_agreement(near, rest)
+                agree = page_agreement(near, rest)
                 if best is None or agree > best_agree:
                     best, best_agree = child, agree
         return best, best_agree
@@ -249,7 +249,7 @@ class RadixTree:
         return int(np.flatnonzero(node.pages == page)[0])
 
     def _tokens_in(self, node: Node, index: int) -> int:
-        return min(self.page_size, len(node.tokens) // _TOKEN_BYTES - index * self.page_size)
+        return min(self.page_size, len(node.tokens) // TOKEN_BYTES - index * self.page_size)
 
     # ---- changing ---------------------------------------------------------------------------------------
 
@@ -267,18 +267,18 @@ class RadixTree:
         walk starts behind them. Pages whose tokens are known already are not adopted. The whole path
         counts as used now. Raises ``MisuseError``, having changed nothing.
         """
-        key = _key(token_ids)
+        key = key_of(token_ids)
         self._check_call(key, pages, num_known)
         self._make_room(pages)
         node, used = self._start(key, pages, num_known, namespace)
         spot = self._walk(key, node, used, num_known * self._page_bytes)
         known = spot.num_bytes // self._page_bytes
         canonical = np.array(pages[: len(key) // self._page_bytes], np.int32)
-        canonical[num_known:known] = _joined(spot.path)
+        canonical[num_known:known] = joined(spot.path)
         adopted, replaced = np.array(pages[known:], np.int32), None
         partial: int | None = None
         if len(adopted):
-            mine = min(self.page_size, len(key) // _TOKEN_BYTES - known * self.page_size)
+            mine = min(self.page_size, len(key) // TOKEN_BYTES - known * self.page_size)
             if spot.agree == mine and spot.next_node is not None:  # a partial page that is known already
                 partial, adopted = int(spot.next_node.pages[spot.next_index]), adopted[:0]
             else:
@@ -301,7 +301,7 @@ class RadixTree:
         if not isinstance(pages, np.ndarray) or pages.dtype != np.int32 or pages.ndim != 1:
             raise MisuseError(f"page ids are a flat int32 array, got {shown(pages)}")
         if len(pages) != -(-len(key) // self._page_bytes):
-            raise MisuseError(f"{len(key) // _TOKEN_BYTES} tokens do not fill exactly {len(pages)} pages")
+            raise MisuseError(f"{len(key) // TOKEN_BYTES} tokens do not fill exactly {len(pages)} pages")
         num_whole = len(key) // self._page_bytes
         is_whole = num_known.__class__ is int or plain_whole(num_known) is not None
         if not is_whole or not 0 <= num_known <= num_whole:
@@ -513,7 +513,7 @@ class RadixTree:
                 self._counters["num_trims_beside_held"] += 1
             self._remove_tail(leaf, num, "evicted")
             left -= num
-        return _joined(out)
+        return joined(out)
 
     def _remember(self, leaf: Node, num_pages: int) -> None:
         """Record the last ``num_pages`` pages of ``leaf`` as evicted, last one first."""
@@ -568,7 +568,7 @@ class RadixTree:
 
     def _stored(self, namespace: Namespace, before: Node, keys: Iterable[int], tokens: bytes) -> Stored:
         parent = None if before.parent is None else int(self._serial[before.last_page])
-        return Stored(namespace=namespace, parent=parent, page_keys=tuple(keys), token_ids=_tokens(tokens))
+        return Stored(namespace=namespace, parent=parent, page_keys=tuple(keys), token_ids=tokens_of(tokens))
 
     # ---- explaining -------------------------------------------------------------------------------------
 
@@ -578,18 +578,18 @@ class RadixTree:
 
     def explain(self, token_ids: TokenIds, namespace: Namespace = ()) -> Explanation:
         """How long the hit is and why it stops there. Changes nothing; costs O(pages)."""
-        key = _key(token_ids)
+        key = key_of(token_ids)
         spot = self._find(key, namespace)
-        whole = 0 if spot is None else spot.num_bytes // self._page_bytes
-        hit = 0 if spot is None else spot.num_bytes // _TOKEN_BYTES + spot.agree
-        if hit == len(key) // _TOKEN_BYTES:
+        hit = 0 if spot is None else spot.num_bytes // TOKEN_BYTES + spot.agree
+        if hit == len(key) // TOKEN_BYTES:
             return Explanation(hit_tokens=hit, reason="whole", position=hit)
         cached_token: int | None = None
         if spot is not None and spot.next_node is not None:
             offset = spot.next_index * self.page_size + spot.agree
             if spot.agree < self._tokens_in(spot.next_node, spot.next_index):
-                cached_token = int(_tokens(spot.next_node.tokens)[offset])
-        evicted = self._evictions_ago(key, namespace, [] if spot is None else spot.path, whole, hit)
+                cached_token = int(tokens_of(spot.next_node.tokens)[offset])
+        path = self._serial[joined([] if spot is None else spot.path)].tolist()
+        evicted = self._memory.evictions_ago(namespace, path, key, hit)
         other: Namespace | None = None
         longest = hit
         for name in self._roots:
@@ -604,26 +604,6 @@ class RadixTree:
             hit_tokens=hit, reason=reason, position=hit, cached_token=cached_token, evictions_ago=evicted,
             other_namespace=other,
         )  # fmt: skip
-
-    def _evictions_ago(
-        self, key: bytes, namespace: Namespace, path: list[bytes], whole: int, hit: int
-    ) -> int | None:
-        """How long ago the page was evicted that would have made the hit longer, or ``None``."""
-        if not len(self._memory):
-            return None
-        width = self._page_bytes
-        anchors: set[Anchor] = {namespace}
-        for index, page in enumerate(_joined(path).tolist()):
-            tokens = key[index * width : (index + 1) * width]
-            ghosts = {g.serial for a in anchors for g in self._memory.under(a) if g.tokens == tokens}
-            anchors = {int(self._serial[page]), *ghosts}
-        rest = key[whole * width : (whole + 1) * width]
-        best, number = hit, 0
-        for ghost in (g for a in anchors for g in self._memory.under(a)):
-            length = whole * self.page_size + _agreement(ghost.tokens, 0, rest, 0)
-            if length > best or (number and length == best and ghost.number > number):
-                best, number = length, ghost.number
-        return self._memory.num_evicted - number + 1 if number else None
 
     # ---- verifying --------------------------------------------------------------------------------------
 
@@ -652,7 +632,7 @@ class RadixTree:
                 if ref_count is not None:
                     self._check_counts(node, ref_count)
             self._check_siblings(node)
-        pages = np.sort(_joined(seen))
+        pages = np.sort(joined(seen))
         require(len(np.unique(pages)) == len(pages), "T3", f"a page is in the tree twice: {pages.tolist()}")
         require(np.array_equal(pages, self.held_pages), "T3", "serials and nodes disagree")
         require(num_nodes == self._num_nodes, "T4", f"{num_nodes} nodes, counted {self._num_nodes}")
@@ -662,7 +642,7 @@ class RadixTree:
         self._order.check_tails(tails)
 
     def _check_edge(self, node: Node) -> None:
-        state = f"pages {node.pages.tolist()}, {len(node.tokens) // _TOKEN_BYTES} tokens"
+        state = f"pages {node.pages.tolist()}, {len(node.tokens) // TOKEN_BYTES} tokens"
         require(len(node.pages) > 0, "T1", "a node without pages")
         require(len(node.pages) == -(-len(node.tokens) // self._page_bytes), "T1", state)
         require(len(node.tokens) % self._page_bytes == 0 or node.children is None, "T1", state)
@@ -701,46 +681,7 @@ class RadixTree:
             "num_namespaces": len(self._roots),
             "num_candidates": len(self._order),
             "version": self.version,
-            "num_evicted_tokens": self._evicted_bytes // _TOKEN_BYTES,
+            "num_evicted_tokens": self._evicted_bytes // TOKEN_BYTES,
             **self._counters,
             **self._order.stats(),
         }
-
-
-def _key(token_ids: TokenIds) -> bytes:
-    if not isinstance(token_ids, np.ndarray) or token_ids.dtype != np.int32 or token_ids.ndim != 1:
-        raise MisuseError(f"token ids are a flat int32 array, got {shown(token_ids)}")
-    return token_ids.tobytes()
-
-
-def _tokens(tokens: bytes) -> TokenIds:
-    return np.frombuffer(tokens, np.int32)
-
-
-def _joined(parts: list[bytes]) -> PageIds:
-    return np.frombuffer(b"".join(parts), np.int32)
-
-
-def _agreement(edge: bytes, edge_start: int, key: bytes, key_start: int) -> int:
-    """How many tokens ``edge`` and ``key`` have in common, each read from its byte ``start`` on."""
-    if edge_start == 0 and key.startswith(edge, key_start):
-        return len(edge) // _TOKEN_BYTES
-    num = min(len(edge) - edge_start, len(key) - key_start) // _TOKEN_BYTES
-    if num <= 0:
-        return 0
-    a = np.frombuffer(edge, np.int32, num, edge_start)
-    b = np.frombuffer(key, np.int32, num, key_start)
-    differ = a != b
-    first = int(differ.argmax())
-    return first if differ[first] else num
-
-
-def _page_agreement(page: bytes, other: bytes) -> int:
-    """``_agreement`` of two pages from their first tokens on, at a fifth of the cost."""
-    num_bytes = min(len(page), len(other))
-    if page[:_TOKEN_BYTES] != other[:_TOKEN_BYTES]:
-        return 0
-    differ = int.from_bytes(page[:num_bytes], "little") ^ int.from_bytes(other[:num_bytes], "little")
-    if differ == 0:
-        return num_bytes // _TOKEN_BYTES
-    return ((differ & -differ).bit_length() - 1) // (8 * _TOKEN_BYTES)

@@ -151,7 +151,7 @@ def test_b099_evicting_one_page_costs_the_same_among_ten_times_as_many(share_hel
 
 
 def test_b099_a_match_costs_nodes_not_tokens() -> None:
-    """Fault seen: ``_agreement`` counts in a Python loop."""
+    """Fault seen: ``agreement`` counts in a Python loop."""
     work = []
     for num_tokens in (1024, 4096):
         tree = RadixTree(16)
