@@ -174,3 +174,23 @@ def test_cost_keeps_what_is_deep_in_its_prompt() -> None:
     tree.insert(long, np.arange(80, dtype=np.int32))
     tree.insert(_ids(list(range(100_000, 100_256))), _ids([90]))
     assert tree.evict(2, counts).tolist() == [90, 79]
+
+
+def test_ages_and_gaps_are_counted_in_uses() -> None:
+    """Fault seen: ``evicted_many`` leaves the last page out; ``matched`` looks at the first page."""
+    tree, counts = RadixTree(1), np.ones(9, np.int32)
+    tree.insert(_ids([1, 2, 3]), _ids([0, 1, 2]))  # use 1
+    tree.insert(_ids([9]), _ids([5]))  # use 2
+    tree.match(_ids([1]))  # use 3: page 0 was last used 2 uses ago
+    tree.match(_ids([1, 2, 3]))  # use 4: page 2 was last used 3 uses ago
+    tree.match(_ids([8]))  # use 5 finds nothing
+    assert tree.evict(4, counts).tolist() == [5, 2, 1, 0]  # ages 3, 1, 1, 1
+    ages, gaps = tree.stats()["age_at_eviction_uses"], tree.stats()["reuse_gap_uses"]
+    assert (ages["count"], ages["sum"], ages["max"]) == (4, 6, 3)
+    assert (gaps["count"], gaps["sum"], gaps["max"]) == (2, 5, 3)
+    for number in range(5000):  # more than are kept until they are counted
+        tree.insert(_ids([number]), _ids([0]))
+        tree.match(_ids([number]))
+        tree.evict(1, counts)
+    assert tree.stats()["age_at_eviction_uses"]["count"] == 5004
+    assert tree.stats()["reuse_gap_uses"]["count"] == 5002
