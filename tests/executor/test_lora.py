@@ -11,6 +11,7 @@ import pytest
 import torch
 from lora_files import TARGETS, peft_logits, prompt_of, save_adapter
 
+from radixkv import LLM, EngineConfig, SamplingParams
 from radixkv.errors import MisuseError, ModelLoadError, UnsupportedModelError
 from radixkv.executor.adapter_shelf import AdapterShelf, LoraPair
 from radixkv.executor.hf import HFExecutor
@@ -113,6 +114,45 @@ def test_ranks_may_differ_and_wrong_files_are_refused(tmp_path: Path) -> None:
     (folder / "adapter_config.json").write_text(json.dumps({**config, "r": 3, "rank_pattern": {}}))
     with pytest.raises(UnsupportedModelError, match="has rank"):
         executor.load_adapter(folder)
+
+
+@needs_peft
+def test_a_mixed_call_gives_what_separate_calls_give_and_shares_no_page(tmp_path: Path) -> None:
+    """In chunks, with shared prefixes, hits and preemption. Faults seen: ``Service`` leaves the adapter out
+    of the namespace; ``build_batch`` does not group by adapter."""
+    names = [None, "a", "b", None, "b", "a", "a", None]
+    root = prompt_of(1, 20)
+    prompts = [[*root, *prompt_of(seed, seed)] for seed in range(1, 9)]
+    params = SamplingParams(max_tokens=6, ignore_eos=True)
+    folders = {name: save_adapter(tmp_path / name, "llama", seed) for name, seed in (("a", 1), ("b", 2))}
+    mixed = llm_over(num_pages=40, folders=folders)
+    alone = llm_over(num_pages=64, folders=folders, prefix_cache=False)
+    outputs = mixed.generate(prompts, params, adapter=names)
+    for prompt, name, output in zip(prompts, names, outputs, strict=True):
+        assert output.token_ids == alone.generate(prompt, params, adapter=name).token_ids
+    assert len({output.token_ids for output in outputs}) > 4
+    again = mixed.generate([root] * 3, params, adapter=[None, "a", "b"])
+    assert [output.usage.cached_tokens for output in again] == [19, 19, 19]
+    assert len({output.token_ids for output in again}) == 3
+    assert mixed.load_adapter("a", folders["b"]).version == 2
+    assert mixed.generate(root, params, adapter="a").token_ids == again[2].token_ids
+    assert mixed.stats()["executor"]["num_adapters"] == 2
+    mixed.check()
+
+
+def llm_over(*, num_pages: int, folders: dict[str, Path], prefix_cache: bool = True) -> LLM:
+    executor = HFExecutor(tiny_model("llama"), num_pages=num_pages, page_size=4, num_threads=1)
+    config = EngineConfig(
+        num_pages=num_pages,
+        page_size=4,
+        prefix_cache=prefix_cache,
+        max_batch_tokens=24,
+        decode_reserve_tokens=0,
+    )
+    llm = LLM.from_executor(executor, config=config)
+    for name, folder in folders.items():
+        assert llm.load_adapter(name, folder).version == 1
+    return llm
 
 
 def test_only_rows_of_the_adapter_change_and_indices_are_never_given_twice() -> None:

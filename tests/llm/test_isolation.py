@@ -48,7 +48,7 @@ def cached(llm: LLM, **scope: Any) -> int:
 
 @pytest.mark.parametrize("page_size", PAGE_SIZES)
 def test_b079_each_salt_has_a_tree_of_its_own(page_size: int) -> None:
-    """None and "" are two salts. Fault seen: ``namespace_of`` takes ``cache_salt or None``."""
+    """None and "" are two salts. Fault seen: ``namespace_of`` asks ``not cache_salt``."""
     llm, _ = fake_llm(page_size=page_size, num_pages=1024 // page_size)
     salts = ("a", "b", None, "")
     assert [cached(llm, cache_salt=salt) for salt in salts] == [0, 0, 0, 0]
@@ -194,6 +194,7 @@ def test_an_adapter_in_use_stays_and_a_new_version_waits_for_nobody() -> None:
 
 
 def test_llms_that_share_a_model_notice_its_new_weights() -> None:
+    """Fault seen: ``follow_weights`` does nothing."""
     loaded = tiny_model("llama")
     llms = [
         LLM.from_executor(
