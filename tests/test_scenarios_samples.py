@@ -5,6 +5,7 @@ Each says which one-line fault it was seen failing against.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from beam_oracle import assert_beams_as_oracle
 from engine_kit import PAGE_SIZES, Harness, random_ids
 
 from radixkv.beam_params import BeamParams
-from radixkv.errors import RequestTooLargeError
+from radixkv.errors import NonFiniteLogitsError, RequestTooLargeError
 from radixkv.sched.batch import Batch
 
 every_page_size = pytest.mark.parametrize("page_size", PAGE_SIZES)
@@ -88,6 +89,100 @@ def test_b057_an_abort_ends_all_samples_once(page_size: int) -> None:
         h.engine.check()
     h.run()
     assert h.finals[other].finish_reason == "length"
+    h.assert_as_oracle()
+
+
+@every_page_size
+def test_b057_an_abort_in_the_step_of_the_end_token_ends_each_sample_once(page_size: int) -> None:
+    """Fault seen: ``abort`` ends those whose batch is out at once."""
+    for num_steps in range(1, 5):
+        h = Harness(num_pages=3000 // page_size, page_size=page_size)
+        other = h.add(random_ids(2, 50), 20)
+        a = h.add(random_ids(1, 90), num_steps, n=3, **DRAWN)
+        for _ in range(num_steps - 1):
+            h.step()
+        h.executor.after = lambda batch: setattr(h, "returned", h.engine.abort(1))  # noqa: B023
+        h.step()
+        h.executor.after = None
+        assert h.returned == ()  # type: ignore[attr-defined]
+        assert {h.sample_finals[a, i][0].finish_reason for i in range(3)} == {"abort"}
+        h.run()
+        assert h.finals[other].finish_reason == "length"
+        h.assert_as_oracle()
+
+
+@every_page_size
+@pytest.mark.parametrize("prefix_cache", [True, False])
+def test_b071_samples_that_are_preempted_three_times_count_their_prompt_once(
+    page_size: int, prefix_cache: bool
+) -> None:
+    """Fault seen: a copy of a sequence has not been admitted yet (``num_cached`` is ``None``)."""
+    h = Harness(num_pages=3000 // page_size, page_size=page_size, prefix_cache=prefix_cache)
+    h.generate(random_ids(1, 70), 1)
+    a = h.add([*random_ids(1, 70), 5, 6, 7], 20, n=3, **DRAWN)
+    for _ in range(3):
+        h.step()
+        h.step()
+        for seq in h.engine.scheduler.running:
+            h.engine.scheduler._preempt(seq)
+            h.engine.check()
+    h.run()
+    cached = 70 if prefix_cache else 0
+    assert h.stats["num_preemptions"] == 9
+    assert h.stats["prompt_tokens"] == 143 and h.stats["cached_tokens"] == cached
+    assert [h.sample_finals[a, i][0].usage.cached_tokens for i in range(3)] == [cached] * 3
+    h.assert_as_oracle()
+
+
+def test_a_sample_that_fails_leaves_the_others() -> None:
+    """Fault seen: ``fail`` looks at the error's request ids alone."""
+    h = Harness(num_pages=400, page_size=4)
+    a = h.add(random_ids(1, 22), 9, n=3, **DRAWN)
+    h.step()
+    h.step()
+
+    def fail(batch: Batch) -> None:
+        h.executor.after = None
+        at = batch.seq_ids == h.engine.scheduler.running[1].number
+        raise NonFiniteLogitsError.of(batch.request_ids[at], batch.seq_ids[at])
+
+    h.executor.after = fail
+    (failed,) = h.step()
+    assert failed.sample_index == 1 and failed.finish_reason == "error"
+    h.run()
+    assert [h.sample_finals[a, i][0].finish_reason for i in (0, 2)] == ["length", "length"]
+    assert h.stats["num_failed"] == 1 and h.stats["num_finished"] == 0  # the request counts as its worst
+    h.assert_as_oracle()
+
+
+def test_one_sample_is_finished_and_the_others_go_on() -> None:
+    """Fault seen: ``finish`` ends the sample that stands first."""
+    h = Harness(num_pages=400, page_size=4)
+    a = h.add(random_ids(1, 22), 9, n=3, **DRAWN)
+    h.step()
+    h.step()
+    last = h.engine.finish(a, 1)
+    assert last is not None and last.sample_index == 1 and last.usage.completion_tokens == 2
+    assert h.engine.finish(a, 1) is None and h.engine.finish(a, 7) is None
+    h.take([last])
+    h.sample_finals[a, 1] = [replace(last, finish_reason="abort")]  # for the oracle: it is a beginning
+    h.run()
+    assert [len(h.sample_tokens[a, i]) for i in range(3)] == [9, 2, 9]
+    h.assert_as_oracle()
+
+
+def test_log_probabilities_of_samples_are_their_own() -> None:
+    """Fault seen: a copy of a sequence forgets the log-probabilities of its prompt."""
+    h = Harness(num_pages=400, page_size=4)
+    prompt = random_ids(1, 22)
+    a = h.add(prompt, 6, best_of=4, n=2, prompt_logprobs=0, **DRAWN)
+    h.run()
+    for i in range(4):
+        (final,) = h.sample_finals[a, i]
+        tokens = h.sample_tokens[a, i]
+        entries = h.executor.expected_token_logprobs([*prompt, *tokens], len(prompt), 0)
+        assert final.cumulative_logprob == pytest.approx(sum(entry.logprob for entry in entries))
+        assert list(final.logprobs) == h.executor.expected_logprobs(h.requests[a].prompt_ids, 0)
     h.assert_as_oracle()
 
 

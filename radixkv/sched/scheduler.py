@@ -47,8 +47,8 @@ class Scheduler:
     runs out of pages, the victim is the running sequence with the fewest preemptions, of those the latest
     arrival; it gives up its pages (what was computed stays in the tree while there is room), keeps its
     tokens, and goes to the front of the queue (for its first ``MAX_BOOSTS`` preemptions). The last running
-    sequence (or beam search) is never preempted; by D2 it always has room, unless somebody outside holds pages, and then it
-    fails with ``OutOfPages``. A step that preempts admits nobody.
+    sequence (or beam search) is never preempted; by D2 it always has room, unless somebody outside holds
+    pages, and then it fails with ``OutOfPages``. A step that preempts admits nobody.
     """
 
     def __init__(
