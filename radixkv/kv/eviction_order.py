@@ -65,23 +65,24 @@ class EvictionOrder:
 
     # ---- told by the tree -------------------------------------------------------------------------------
 
-    def matched(self, pages: PageIds, partial_page: int | None, priority: int) -> None:
-        """A match found these pages, a path from a root."""
+    def matched(
+        self, pages: PageIds, partial_page: int | None, priority: int, *, is_retry: bool = False
+    ) -> None:
+        """A match found these pages, a path from a root; ``is_retry``: again, for the same use."""
         self.now = now = self.now + 1
         last_use, gaps = self._last_use, self._new_gaps
-        if partial_page is not None:
-            gaps.append(now - last_use.item(partial_page))
-            last_use[partial_page] = now
-        elif len(pages):
-            gaps.append(now - last_use.item(pages.item(-1)))
-        else:
+        if partial_page is None and len(pages) == 0:
             return
+        if not is_retry:
+            gaps.append(now - last_use.item(pages.item(-1) if partial_page is None else partial_page))
+            if len(gaps) >= _BATCH:
+                self._record()
         last_use[pages] = now
-        if len(gaps) >= _BATCH:
-            self._record()
+        if partial_page is not None:
+            last_use[partial_page] = now
         if not self._is_lru:
             path = pages if partial_page is None else np.append(pages, np.int32(partial_page))
-            self._hits[path] += 1
+            self._hits[path] += not is_retry
             self._use(path, 0, priority)
 
     def inserted(self, pages: PageIds, partial_page: int | None, num_new: int, priority: int) -> None:

@@ -205,7 +205,10 @@ class KVCacheManager:
             known = self._known_logprobs(seq.request, seq.next_scored, namespace)
             seq.logprobs += known
             self.slot_logprobs.num_reused += len(known)
-        match = self.tree.match(seq.token_ids[: seq.max_hit_tokens], namespace, seq.request.priority)
+        table = seq.page_table
+        tokens = seq.token_ids[: seq.max_hit_tokens]
+        match = self.tree.match(tokens, namespace, seq.request.priority, is_retry=table.is_hit_counted)
+        table.is_hit_counted = True
         self._hold(match.page_ids)
         seq.namespace = namespace
         seq.page_table.hold = Hold(self, namespace, match.num_tokens)
@@ -292,6 +295,7 @@ class KVCacheManager:
         elif copy is not None and alone:
             self._take_over(seq, copy)
         self._admitting.discard(seq)
+        seq.page_table.is_hit_counted = False
         if need == 0:
             return
         new = self._allocate(need)

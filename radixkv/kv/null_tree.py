@@ -45,7 +45,9 @@ class NullTree:
     def lookup(self, token_ids: TokenIds, namespace: Namespace = ()) -> Match:
         return Match(np.empty(0, np.int32), None, 0, 0)
 
-    def match(self, token_ids: TokenIds, namespace: Namespace = (), priority: int = 0) -> Match:
+    def match(
+        self, token_ids: TokenIds, namespace: Namespace = (), priority: int = 0, *, is_retry: bool = False
+    ) -> Match:
         return self.lookup(token_ids, namespace)
 
     def num_tokens_of(self, page: int) -> int:

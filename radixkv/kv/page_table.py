@@ -24,13 +24,16 @@ class PageTable:
     """B1: position ``i`` lives in slot ``pages[i // page_size] * page_size + i % page_size``.
     B2: each entry is one held reference. The table itself counts nothing."""
 
-    __slots__ = ("_buffer", "hold", "num_pages", "page_size")
+    __slots__ = ("_buffer", "hold", "is_hit_counted", "num_pages", "page_size")
 
     def __init__(self, page_size: int, pages: PageIds | None = None) -> None:
         self.page_size = page_size
         self.num_pages = 0
         self.hold: Hold | None = None
         """Whose the table is; ``None`` where no manager holds pages for it."""
+        self.is_hit_counted = False
+        """The sequence was acquired and has reserved nothing since. If it is released and acquired again, as
+        one that waits for pages may be in every step, that is the same hit."""
         self._buffer = np.empty(_MIN_CAPACITY, np.int32)
         if pages is not None:
             self.extend(pages)

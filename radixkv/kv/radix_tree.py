@@ -161,12 +161,14 @@ class RadixTree:
         """What ``match`` would return; changes nothing, recency included."""
         return self._match_of(self._find(key_of(token_ids), namespace))
 
-    def match(self, token_ids: TokenIds, namespace: Namespace = (), priority: int = 0) -> Match:
+    def match(
+        self, token_ids: TokenIds, namespace: Namespace = (), priority: int = 0, *, is_retry: bool = False
+    ) -> Match:
         """The longest known beginning of ``token_ids``, to the token. Changes recency only: the caller
         must hold the pages before anything else happens. ``priority`` is the user's, for the policy of that
-        name."""
+        name; with ``is_retry`` the hit is not counted, since it was before."""
         match = self._match_of(self._find(key_of(token_ids), namespace))
-        self._order.matched(match.page_ids, match.partial_page, priority)
+        self._order.matched(match.page_ids, match.partial_page, priority, is_retry=is_retry)
         return match
 
     def num_tokens_of(self, page: int) -> int:

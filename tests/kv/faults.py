@@ -178,7 +178,14 @@ def unpin_by_match(patch: Patch) -> None:
 
 
 def recency_not_touched(patch: Patch) -> None:
-    def match(self: RadixTree, token_ids: TokenIds, namespace: Namespace = (), priority: int = 0) -> Match:
+    def match(
+        self: RadixTree,
+        token_ids: TokenIds,
+        namespace: Namespace = (),
+        priority: int = 0,
+        *,
+        is_retry: bool = False,
+    ) -> Match:
         return self.lookup(token_ids, namespace)
 
     patch.setattr(RadixTree, "match", match)
@@ -187,8 +194,15 @@ def recency_not_touched(patch: Patch) -> None:
 def namespace_ignored(patch: Patch) -> None:
     real_match, real_insert = RadixTree.match, RadixTree.insert
 
-    def match(self: RadixTree, token_ids: TokenIds, namespace: Namespace = (), priority: int = 0) -> Match:
-        return real_match(self, token_ids, namespace[-1:], priority)
+    def match(
+        self: RadixTree,
+        token_ids: TokenIds,
+        namespace: Namespace = (),
+        priority: int = 0,
+        *,
+        is_retry: bool = False,
+    ) -> Match:
+        return real_match(self, token_ids, namespace[-1:], priority, is_retry=is_retry)
 
     def insert(
         self: RadixTree,

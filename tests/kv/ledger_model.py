@@ -60,6 +60,8 @@ class Row:
     held: bool = False
     admitting: bool = False
     """Acquired for the first time, and not reserved yet."""
+    is_hit_counted: bool = False
+    """Acquired, and not reserved since: to be acquired again is no other hit."""
     num_reserved: int = 0
     """Tokens that may be written from ``num_computed`` on."""
     source: int | None = None

@@ -82,7 +82,8 @@ class LedgerMachine(LedgerModel):
         assert tuple(seq.page_table.pages.tolist()) == found.page_ids
         assert seq.num_cached == (found.num_tokens if cached is None else cached)
         assert seq.num_committed_pages == len(found.page_ids)
-        self.oracle.touch(found.path, request.priority)
+        self.oracle.touch(found.path, request.priority, is_hit=not row.is_hit_counted)
+        row.is_hit_counted = True
         if found.partial is not None:
             row.source, row.source_tokens = found.partial.page_id, found.partial_tokens
             row.copy_of = "partial copy"
@@ -133,7 +134,7 @@ class LedgerMachine(LedgerModel):
         self._expect_victims(plan.num_victims, lambda page_id: bool(counts[page_id] == 1))
         self._expect_table(row, plan, table, stop)
         row.num_reserved = max(row.num_reserved, stop - seq.num_computed)
-        row.admitting = False
+        row.admitting = row.is_hit_counted = False
         self.verify()
         self.kv.check_writes(seq, row.num_reserved)
         return True

@@ -865,3 +865,24 @@ def test_a_shared_tail_is_written_on_where_no_page_can_be_had_for_a_copy() -> No
     assert led.kv.stats()["tree_num_taken"] == 1
     led.kv.check_writes(seq, 1)
     led.check()
+
+
+def test_who_waits_for_pages_hits_once() -> None:
+    """Fault seen: ``acquire`` passes no ``is_retry``."""
+    led = Ledger(4)
+    led.run(span(0, 8))
+    blocker = led.admit(span(50, 58))
+    seq = led.new(join(span(0, 8), span(60, 72)))
+    for _ in range(5):
+        led.kv.acquire(seq)
+        with pytest.raises(OutOfPages):
+            led.kv.reserve(seq, 12)
+        led.kv.release(seq)
+        led.check()
+    assert led.kv.stats()["tree_reuse_gap_uses"]["count"] == 1
+    led.kv.release(blocker)
+    for _ in range(2):  # the second is another use
+        led.kv.acquire(seq)
+        led.kv.reserve(seq, 8)
+        led.kv.release(seq)
+    assert led.kv.stats()["tree_reuse_gap_uses"]["count"] == 2
