@@ -58,6 +58,9 @@ class AdapterShelf:
     def rows(self, adapters: NDArray[np.int32]) -> Iterator[None]:
         """Inside, every product has ``len(adapters)`` rows, each of the adapter given; 0 is none. Raises
         ``MisuseError`` for an adapter that is not on the shelf."""
+        if not adapters.any():
+            yield
+            return
         missing = set(np.unique(adapters).tolist()) - self._adapters.keys() - {0}
         if missing:
             raise MisuseError(f"there is no adapter of index {', '.join(map(str, sorted(missing)))}")

@@ -99,8 +99,8 @@ class HFExecutor:
             copied = perf_counter()
             self._backend.plan(batch)
             planned = perf_counter()
-            rows_of = np.repeat(batch.adapter_ids, np.diff(batch.query_indptr))
-            hidden = self._forward(batch, rows_of)
+            rows_of = _adapter_rows(batch)
+            hidden = self._forward(batch)
             _refuse_unless_finite(hidden, batch)
             logits = self._logits(hidden, batch.sample_rows, rows_of)
             forwarded = perf_counter()
@@ -138,8 +138,8 @@ class HFExecutor:
         with torch.inference_mode():
             self.store.copy_pages(batch.page_copies)
             self._backend.plan(batch)
-            rows_of = np.repeat(batch.adapter_ids, np.diff(batch.query_indptr))
-            hidden = self._forward(batch, rows_of)
+            rows_of = _adapter_rows(batch)
+            hidden = self._forward(batch)
             return self._logits(hidden, np.arange(batch.num_rows), rows_of).float()
 
     @property
@@ -159,9 +159,9 @@ class HFExecutor:
         """Forget an adapter; no sequence may use it any more. Raises ``MisuseError``."""
         self._prepared.adapters.drop(adapter)
 
-    def _forward(self, batch: Batch, rows_of: NDArray[np.int32]) -> torch.Tensor:
+    def _forward(self, batch: Batch) -> torch.Tensor:
         token_ids = self._tensor(batch.token_ids).long()
-        with self._prepared.adapters.rows(rows_of):
+        with self._prepared.adapters.rows(_adapter_rows(batch)):
             return self._prepared.forward(token_ids, self._tensor(batch.positions), self._backend)
 
     def _tensor(self, values: Any) -> torch.Tensor:
@@ -222,6 +222,11 @@ class HFExecutor:
             "packing_reason": packing.reason,
             "store": self.store.stats(),
         }
+
+
+def _adapter_rows(batch: Batch) -> NDArray[np.int32]:
+    """``[R]`` adapter of each row."""
+    return np.repeat(batch.adapter_ids, np.diff(batch.query_indptr))
 
 
 def _refuse_unless_all_finite(logprobs: NDArray[np.float32], batch: Batch, seqs: NDArray[np.int64]) -> None:
