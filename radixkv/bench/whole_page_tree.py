@@ -19,8 +19,10 @@ class WholePageTree(RadixTree):
     def lookup(self, token_ids: TokenIds, namespace: Namespace = ()) -> Match:
         return self._whole(super().lookup(token_ids, namespace))
 
-    def match(self, token_ids: TokenIds, namespace: Namespace = ()) -> Match:
-        return self._whole(super().match(token_ids, namespace))
+    def match(
+        self, token_ids: TokenIds, namespace: Namespace = (), priority: int = 0, *, is_retry: bool = False
+    ) -> Match:
+        return self._whole(super().match(token_ids, namespace, priority, is_retry=is_retry))
 
     def _whole(self, match: Match) -> Match:
         num_tokens = len(match.page_ids) * self.page_size
