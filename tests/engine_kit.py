@@ -67,6 +67,8 @@ class Harness:
         logprob_start: int | None = None,
         sample_index: int = 0,
         beam: BeamParams | None = None,
+        priority: int = 0,
+        queue_timeout_s: float | None = None,
         **sampling: Any,
     ) -> int:
         chosen = len(self.requests) if request_id is None else request_id
@@ -78,6 +80,8 @@ class Harness:
             logprob_start=logprob_start,
             sample_index=sample_index,
             beam=beam,
+            priority=priority,
+            queue_timeout_s=queue_timeout_s,
         )
         self.engine.add(request)
         self.requests[chosen] = request

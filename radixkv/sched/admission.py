@@ -147,7 +147,8 @@ class Admission:
         it was for pages."""
         weaker: list[Sequence] = []
         if self._makes_way:
-            weaker = weaker_than(seq, room.running, self._candidates.may_not_be_overtaken)
+            able = [other for other in room.before if other not in room.victims]
+            weaker = weaker_than(seq, able, self._candidates.may_not_be_overtaken)
         num_to_go = room.num_to_make_way(seq, weaker)
         if num_to_go is None:
             return None

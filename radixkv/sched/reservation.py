@@ -11,13 +11,13 @@ from radixkv.sequence import Sequence
 START_RATIO = 0.7
 """Before anything is known."""
 MIN_RATIO = 0.1
-DECAY_PER_STEP = 0.001
-"""So much lower after each step: from the start to the minimum in 600 steps."""
-WEIGHT_OF_END = 1 / 16
+DECAY_PER_STEP = 0.003
+"""So much lower after each step: from the start to the minimum in 200 steps."""
+WEIGHT_OF_END = 1 / 8
 """How far an end earlier than expected pulls the ratio towards what that request has used."""
 RAISE = 0.05
 """Least that a preemption adds."""
-MIN_TOKENS = 32
+MIN_TOKENS = 8
 """Expected of everybody who may have as many."""
 MAX_TOKENS = 4096
 """Expected of nobody is more, however long he may go on."""
@@ -29,7 +29,7 @@ class Reservation:
     The ratio decays while all goes well, faster where requests end early, and is raised when a sequence had
     to be preempted for pages: to what those that ran had taken of their limits at that moment, and by
     ``RAISE`` at least. So a tight pool neither starts more than it can finish nor waits for room that nobody
-    will use. The idea, and the numbers it starts with, are those of SGLang's ``new_token_ratio``.
+    will use. The idea is that of SGLang's ``new_token_ratio``, and so are the start and the minimum.
 
     R1: ``MIN_RATIO <= ratio <= 1``; with a constant it is not used.
     """

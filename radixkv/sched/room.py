@@ -22,6 +22,8 @@ class Room:
         reservation: Reservation,
     ) -> None:
         self.running = list(running)
+        self.before = tuple(self.running)
+        """Those that ran when the step began; nobody else makes way, so that nobody starts for nothing."""
         self.grants = grants
         self.victims: set[Sequence] = set()
         """Running sequences that made way in this step."""
