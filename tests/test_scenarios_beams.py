@@ -21,6 +21,7 @@ every_page_size = pytest.mark.parametrize("page_size", PAGE_SIZES)
 @every_page_size
 @pytest.mark.parametrize("prefix_cache", [True, False])
 def test_b115_four_beams_over_every_last_page_residue(page_size: int, prefix_cache: bool) -> None:
+    """Fault seen: ``_shared_page`` finds none; a beam that is dropped is not released."""
     residues = range(page_size) if page_size <= 4 else (0, 1, page_size // 2, page_size - 1)
     for residue in residues:
         h = Harness(
@@ -40,6 +41,7 @@ def test_b115_four_beams_over_every_last_page_residue(page_size: int, prefix_cac
 @pytest.mark.parametrize("length_penalty", [-1.0, 0.0, 1.0, 2.5])
 @pytest.mark.parametrize("width", [1, 2, 3, 8])
 def test_beams_rank_and_stop_as_the_oracle(width: int, length_penalty: float, early_stopping: bool) -> None:
+    """Fault seen: a beam's token is appended before its siblings have forked."""
     for seed in range(4):
         h = Harness(num_pages=400, page_size=4, fake={"vocab_size": (3, 5, 17, 37)[seed]})
         beam = BeamParams(width=width, length_penalty=length_penalty, early_stopping=early_stopping)
@@ -106,6 +108,7 @@ def test_b036_beams_fork_in_a_pool_full_of_evictable_pages(page_size: int, prefi
 
 @every_page_size
 def test_an_abort_ends_a_search_once_and_leaves_the_others(page_size: int) -> None:
+    """Fault seen: ``_end_beams`` leaves the last beam."""
     fake = {"vocab_size": 37}
     h = Harness(num_pages=3000 // page_size, page_size=page_size, max_batch_tokens=16, fake=fake)
     other = h.add(random_ids(2, 50, 37), 20)
@@ -131,6 +134,7 @@ def test_an_abort_ends_a_search_once_and_leaves_the_others(page_size: int) -> No
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_failed_or_interrupted_step(when: str) -> None:
+    """Fault seen: ``_abandon`` looks at beams whose group it has just preempted."""
     h = Harness(num_pages=400, page_size=4, fake={"vocab_size": 37})
 
     def add() -> int:

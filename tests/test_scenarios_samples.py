@@ -27,6 +27,8 @@ DRAWN: dict[str, Any] = {"temperature": 1.0, "seed": 7}
 def test_b114_four_samples_compute_the_prompt_once(
     page_size: int, prefix_cache: bool, num_prompt: int
 ) -> None:
+    """Fault seen: ``share_pages`` leaves the child's ``num_computed`` at 0; the rows of one sequence all draw
+    with its first sample's index."""
     h = Harness(num_pages=3000 // page_size, page_size=page_size, prefix_cache=prefix_cache)
     a = h.add(random_ids(1, num_prompt), 12, n=4, **DRAWN)
     h.run()
@@ -42,6 +44,7 @@ def test_b114_four_samples_compute_the_prompt_once(
 
 @every_page_size
 def test_samples_equal_those_of_single_requests(page_size: int) -> None:
+    """Fault seen: the rows of one sequence all draw with its first sample's index."""
     apart = Harness(num_pages=3000 // page_size, page_size=page_size, prefix_cache=False)
     together = Harness(num_pages=3000 // page_size, page_size=page_size)
     prompt = random_ids(1, 90)
@@ -60,7 +63,10 @@ def test_samples_equal_those_of_single_requests(page_size: int) -> None:
 def test_samples_end_one_after_the_other_in_a_pool_that_holds_one(
     page_size: int, prefix_cache: bool, more: int
 ) -> None:
-    """The bound of D2 for samples: they are preempted down to the last one."""
+    """The bound of D2 for samples: they are preempted down to the last one.
+
+    Fault seen: ``_is_alone`` is always true.
+    """
     num_prompt, max_tokens = 3 * page_size + page_size // 2 + 1, 2 * page_size + 3
     num_pages = -(-(num_prompt + max_tokens - 1) // page_size) + more
     h = Harness(num_pages=num_pages, page_size=page_size, prefix_cache=prefix_cache, check_every=11)
@@ -75,6 +81,7 @@ def test_samples_end_one_after_the_other_in_a_pool_that_holds_one(
 
 @every_page_size
 def test_b057_an_abort_ends_all_samples_once(page_size: int) -> None:
+    """Fault seen: ``_end_request`` ends the first sample; ``last_outputs`` gives one output."""
     h = Harness(num_pages=3000 // page_size, page_size=page_size, max_batch_tokens=64)
     other = h.add(random_ids(2, 50), 20)
     for num_steps in range(6):
@@ -188,6 +195,7 @@ def test_log_probabilities_of_samples_are_their_own() -> None:
 
 @pytest.mark.parametrize("best_of", [5, 17])
 def test_more_samples_than_places_are_refused(best_of: int) -> None:
+    """Fault seen: ``refuse_unfit`` does not look at places."""
     h = Harness(num_pages=100, page_size=4, max_running=4, max_batch_tokens=16)
     with pytest.raises(RequestTooLargeError, match=f"{best_of} .* 4"):
         h.add([1, 2, 3], 2, best_of=best_of)
