@@ -50,8 +50,8 @@ class Request:
     """Which of several samples of one prompt this is; part of the key of its random draws; 0 or more. Of
     several samples in one request it is the first one's."""
     priority: int = 0
-    """Higher goes first where the policy is ``priority``, and is evicted last where the eviction policy is; the
-    others do not look at it. Within ``-2**20..2**20``."""
+    """Higher goes first where the policy is ``priority``, and is evicted last where the eviction policy is;
+    the others do not look at it. Within ``-2**20..2**20``."""
     queue_timeout_s: float | None = None
     """Waiting longer than this for its first admission, it ends with ``timeout``, not computed; above 0.
     ``None``: what the engine's ``queue_timeout_s`` says."""

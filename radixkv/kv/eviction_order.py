@@ -168,6 +168,7 @@ class EvictionOrder:
 
     def check_tails(self, tails: PageIds) -> None:
         """``tails``, ascending, are the last pages of all leaves."""
+        self._queue.check()
         require(np.array_equal(np.flatnonzero(self._is_tail), tails), "T5", "tails of leaves are not marked")
 
     def check_path(self, pages: PageIds, before: int | None) -> None:

@@ -7,6 +7,8 @@ from heapq import heapify, heappop, heappush, heapreplace
 import numpy as np
 from numpy.typing import NDArray
 
+from radixkv.kv.invariant import require
+
 _PAGE_BITS = 31
 _PAGE_MASK = (1 << _PAGE_BITS) - 1
 _SPARE = 64
@@ -28,6 +30,7 @@ class EvictionQueue:
     def __init__(self) -> None:
         self._heap: list[int] = []  # key and page in one int: compared at a third of a tuple's cost
         self._entry_of: dict[int, int] = {}
+        self._num_replaced = 0  # entries in the heap that another one of the same page stands for
 
     def __len__(self) -> int:
         return len(self._entry_of)
@@ -44,9 +47,11 @@ class EvictionQueue:
         if known is not None:
             if known <= entry:
                 return
-            if len(self._heap) > 2 * len(self._entry_of) + _SPARE:
-                self._heap = list(self._entry_of.values())
+            self._num_replaced += 1
+            if self._num_replaced > len(self._entry_of) + _SPARE:
+                self._heap = [other for other in self._entry_of.values() if other != known]
                 heapify(self._heap)
+                self._num_replaced = 0
         self._entry_of[page] = entry
         heappush(self._heap, entry)
 
@@ -60,8 +65,9 @@ class EvictionQueue:
         while heap:
             entry = heap[0]
             page = entry & _PAGE_MASK
-            if entry_of.get(page) != entry:
+            if self._num_replaced and entry_of.get(page) != entry:
                 heappop(heap)
+                self._num_replaced -= 1
                 continue
             if ref_count.item(page) != 1 or not is_tail.item(page):
                 heappop(heap)
@@ -84,3 +90,9 @@ class EvictionQueue:
     def clear(self) -> None:
         self._heap.clear()
         self._entry_of.clear()
+        self._num_replaced = 0
+
+    def check(self) -> None:
+        """Every entry of the heap is a page's, or counted as replaced (T5). Raises ``InternalError``."""
+        expected = len(self._entry_of) + self._num_replaced
+        require(len(self._heap) == expected, "T5", f"{len(self._heap)} entries, {expected} expected")

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from radixkv.config import EvictionPolicyName
+from radixkv.errors import InternalError
 from radixkv.kv.eviction_policy import PathUse, key_of
 from radixkv.kv.eviction_queue import EvictionQueue
 from radixkv.kv.radix_tree import RadixTree
@@ -134,10 +135,15 @@ def test_entries_that_were_replaced_do_not_pile_up() -> None:
         queue.push(4, 5000)
     assert len(queue) == 2 and queue.key_of(3) == 1 and queue.key_of(7) is None
     assert len(queue._heap) < 100
+    queue.check()
     everything, keys = np.ones(9, np.bool_), np.arange(9, dtype=np.int64)
     keys[[3, 4]] = 1, 5000
     counts = np.ones(9, np.int32)
     assert [queue.pop(everything, counts, keys) for _ in range(3)] == [3, 4, None]
+    queue.check()
+    queue._num_replaced += 1
+    with pytest.raises(InternalError, match="T5 does not hold: 0 entries, 1 expected"):
+        queue.check()
 
 
 def test_keys_of_each_policy() -> None:
