@@ -103,7 +103,7 @@ def test_random_programs_give_the_logprobs_of_a_cold_run(page_size: int, long_ru
     counts: Counter[str] = Counter()
     for seed in range(400 if long_run else 5):
         _random_program(np.random.default_rng([seed, page_size]), page_size, counts)
-    assert counts["reused"] > 100, counts
+    assert counts["reused"] > 20, counts
     assert counts["preemptions"] and counts["evicted"] > 0 and counts["copies"] + (page_size == 1) > 0
     assert counts["flushes"] > 0 and counts["aborts"] > 0
 
