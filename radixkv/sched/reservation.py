@@ -11,8 +11,8 @@ from radixkv.sequence import Sequence
 START_RATIO = 0.7
 """Before anything is known."""
 MIN_RATIO = 0.1
-DECAY_PER_STEP = 0.003
-"""So much lower after each step: from the start to the minimum in 200 steps."""
+DECAY_PER_STEP = 0.005
+"""So much lower after each step: from the start to the minimum in 120 steps."""
 WEIGHT_OF_END = 1 / 8
 """How far an end earlier than expected pulls the ratio towards what that request has used."""
 RAISE = 0.05
