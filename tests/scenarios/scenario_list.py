@@ -29,7 +29,7 @@ SCENARIOS: dict[str, tuple[str, str]] = {
     "B033": ("Pages", "copy-on-write of 1, P - 1 and P tokens: only those are copied"),
     "B034": ("Pages", "a hit in a full pool that needs more pages: the hit is held first"),
     "B036": ("Pages", "a pool full of idle pages: prefill, decode, copies and forks all find room"),
-    "B037": ("Output after a hit", "a prompt twice, of 1, P, 2P tokens: at least one is computed, same output"),
+    "B037": ("Output after a hit", "a prompt twice, of 1, P and 2P tokens: one is computed, same output"),
     "B038": ("Output after a hit", "200 greedy prompts cold and warm on a real forward: the same tokens"),
     "B040": ("Output after a hit", "the text ends inside a token: only computed ids are cached"),
     "B041": ("Output after a hit", "equal prompts in one batch: nobody reads what is not written yet"),
