@@ -92,8 +92,8 @@ def test_b093_a_follow_up_hits_all_but_the_token_without_kv(page_size: int) -> N
 
 @pytest.mark.parametrize("page_size", PAGE_SIZES)
 def test_b061_after_an_aborted_turn_the_next_one_reuses_what_came_before(page_size: int) -> None:
-    """The second turn fails, then is aborted; the conversation stays as it was. Fault seen: recording the
-    turn before its reply is there."""
+    """The second turn fails, then is aborted; the conversation stays as it was. Fault seen: recording an
+    aborted turn."""
     llm, executor = open_llm(page_size)
     chat = llm.chat()
     first = chat.send("one", TWENTY)

@@ -8,23 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 from fronts import word_tokenizer
-from tokenizers_kit import TEXTS, byte_fallback, byte_level
+from tokenizers_kit import TEXTS, byte_fallback, byte_level, pieces_of
 
 from radixkv.detokenizer import CONTEXT_TOKENS, WINDOW_TOKENS, Detokenizer
 from radixkv.text import Tokenizer
 
 MakeTokenizer = Callable[[], Tokenizer]
 FAMILIES: list[MakeTokenizer] = [byte_level, byte_fallback, word_tokenizer]
-
-
-def pieces_of(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
-    """What comes at each token, and at the end; checked against the whole on the way."""
-    detokenizer = Detokenizer(tokenizer)
-    pieces = [detokenizer.push(token_id) for token_id in ids]
-    pieces.append(detokenizer.end())
-    assert detokenizer.end() == ""
-    assert "".join(pieces) == tokenizer.decode(ids)
-    return pieces
 
 
 @pytest.mark.parametrize("make", FAMILIES)

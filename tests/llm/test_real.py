@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from fronts import assert_idle
+from tokenizers_kit import TEXTS, pieces_of
 
 from radixkv import LLM, ConfigError, SamplingParams
 from radixkv.testing.tiny_models import tiny_model
@@ -122,4 +123,13 @@ def test_the_packaged_model_answers(tmp_path: Path) -> None:
         assert again.usage.cached_tokens == len(question) - 1
         paris, rome = llm.score("The capital of France is", [" Paris", " Rome"])
         assert paris.total > rome.total
+        chat = llm.chat()
+        for content in ("What is the capital of France?", "And of Italy?"):
+            reply = chat.send(content, params)
+            computed = reply.usage.prompt_tokens + reply.usage.completion_tokens - 1
+            assert chat.explain("And of Spain?").hit_tokens == computed
+        stopped = llm.generate(question, SamplingParams(max_tokens=12, stop=("l of F",)))
+        assert (stopped.text, stopped.stop_reason) == ("The capita", "l of F")
+        for text in TEXTS:
+            pieces_of(llm.tokenizer, llm.tokenizer.encode(text).tolist())
         assert_idle(llm)

@@ -39,8 +39,8 @@ def fed(matcher: StopMatcher, pieces: list[str]) -> str:
 
 
 @given(
-    stops=st.lists(st.text("ABC", min_size=1, max_size=6), max_size=4),
-    pieces=st.lists(st.text("ABC", max_size=5), max_size=12),
+    stops=st.lists(st.text("AB", min_size=1, max_size=6), max_size=3),
+    pieces=st.lists(st.text("AB", max_size=5), max_size=12),
 )
 def test_b116_the_matcher_finds_what_a_plain_search_finds(stops: list[str], pieces: list[str]) -> None:
     """Fault seen: forgetting how far another stop string had come, after a mismatch."""

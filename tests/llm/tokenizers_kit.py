@@ -8,6 +8,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
+from radixkv.detokenizer import Detokenizer
 from radixkv.text import Tokenizer
 
 CORPUS = [
@@ -61,3 +62,13 @@ def _wrapped(backend: Backend) -> Tokenizer:
     backend.add_special_tokens([AddedToken("<end>", special=True), AddedToken("<hidden>", special=True)])
     wrapped = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>")
     return Tokenizer(wrapped)
+
+
+def pieces_of(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
+    """What comes at each token, and at the end; checked against the whole on the way."""
+    detokenizer = Detokenizer(tokenizer)
+    pieces = [detokenizer.push(token_id) for token_id in ids]
+    pieces.append(detokenizer.end())
+    assert detokenizer.end() == ""
+    assert "".join(pieces) == tokenizer.decode(ids)
+    return pieces
