@@ -85,7 +85,7 @@ def _ids(values: list[int]) -> PageIds:
 
 @pytest.mark.parametrize("page_size", [1, 4])
 @pytest.mark.parametrize("policy", POLICIES)
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(rng=st.randoms(use_true_random=False))
 def test_order_of_eviction_is_the_oracles(policy: EvictionPolicyName, page_size: int, rng: Random) -> None:
     """Fault seen: ``lfu`` without the last use."""
