@@ -241,3 +241,16 @@ def test_half_precision_logits() -> None:
     assert [float(logits[i, t]) for i, t in enumerate(greedy)] == logits.max(dim=1).values.tolist()
     drawn = sample(logits, rows_of(6, temperature=1.0, top_k=1), ids(6))
     assert [float(logits[i, t]) for i, t in enumerate(drawn)] == logits.max(dim=1).values.tolist()
+
+
+def test_barred_tokens_are_never_chosen() -> None:
+    """Minus infinity as a bias: greedy takes the next best, a draw one of the others, a large bias of the
+    caller's notwithstanding."""
+    logits = torch.zeros(1, V)
+    logits[0, [7, 9]] = torch.tensor([5.0, 3.0])
+    barred = {"bias_row": [0, 0], "bias_token": [7, 7], "bias_value": [1e4, -np.inf]}
+    assert sample(logits, rows_of(1, **barred), ids(1)).tolist() == [9]
+    for draw in np.linspace(0.0, 0.999999, 200):
+        for cut in ({}, {"top_k": V - 1}, {"top_p": 0.9999}):
+            rows = rows_of(1, temperature=1.0, draws=draw, **barred, **cut)
+            assert sample(logits, rows, ids(1)).tolist() != [7]

@@ -81,3 +81,20 @@ def test_without_rows_all_arrays_are_empty() -> None:
     rows = sampling_rows([], 50)
     assert len(rows.temperature) == len(rows.draws) == len(rows.bias_row) == len(rows.seen_row) == 0
     assert rows.all_greedy
+
+
+def test_until_min_tokens_what_would_end_the_text_is_barred() -> None:
+    """End tokens unless they are ignored, stop tokens always, each once; a bias stays beside them."""
+    ends = (5, 6)
+    seqs = [
+        sequence([1], (), min_tokens=2, stop_token_ids=(7, 5)),
+        sequence([1], (9,), min_tokens=2, ignore_eos=True, stop_token_ids=(7,), logit_bias={7: 3.0}),
+        sequence([1], (9, 9), min_tokens=2, stop_token_ids=(7,)),
+        sequence([1]),
+    ]
+    rows = sampling_rows(seqs, 50, ends)
+    triples = list(
+        zip(rows.bias_row.tolist(), rows.bias_token.tolist(), rows.bias_value.tolist(), strict=True)
+    )
+    bar = -np.inf
+    assert triples == [(0, 7, bar), (0, 5, bar), (0, 6, bar), (1, 7, 3.0), (1, 7, bar)]
