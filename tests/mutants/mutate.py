@@ -111,7 +111,7 @@ def mutants(source: str) -> Iterator[tuple[int, str, CodeType]]:
     """Line, what is changed, and the module's code with that change."""
     tree = ast.parse(source)
     sites = sorted(
-        (node for node in _sites(tree) if hasattr(node, "lineno")),
+        (node for node in _sites(tree) if isinstance(node, (ast.stmt, ast.expr))),
         key=lambda node: (node.lineno, node.col_offset),
     )
     for site in sites:
@@ -120,7 +120,9 @@ def mutants(source: str) -> Iterator[tuple[int, str, CodeType]]:
             changed = copy.deepcopy(tree, memo)
             target = memo[id(site)]
             assert isinstance(target, ast.AST)
-            whole = ast.fix_missing_locations(_Replace(target, new).visit(changed))
+            whole = _Replace(target, new).visit(changed)
+            assert isinstance(whole, ast.Module)
+            ast.fix_missing_locations(whole)
             yield site.lineno, word, compile(whole, "<mutant>", "exec")
 
 
@@ -201,8 +203,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         num, survivors = run(module, PLAN[module])
         total, killed = total + num, killed + num - len(survivors)
         share = 100 * (num - len(survivors)) / max(num, 1)
+        seconds = time.monotonic() - begin
         print(
-            f"{module}: {num - len(survivors)} of {num} noticed, {share:.1f} %, {time.monotonic() - begin:.0f} s"
+            f"{module}: {num - len(survivors)} of {num} noticed, {share:.1f} %, {seconds:.0f} s", flush=True
         )
         results[module] = {"mutants": num, "survivors": survivors}
         if args.json is not None:
