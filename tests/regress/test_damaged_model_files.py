@@ -94,11 +94,10 @@ def test_architectures_of_another_type(folder: Path) -> None:
     check it all the same."""
     edit(folder, architectures=5)
     try:
-        family = load_model(folder).spec.family
+        outcome = load_model(folder).spec.family
     except REFUSED as error:
-        assert str(folder) in str(error) and "architectures" in str(error)
-    else:
-        assert family == "llama"
+        outcome = str(error)
+    assert outcome == "llama" or (str(folder) in outcome and "architectures" in outcome)
 
 
 def test_a_spec_is_never_made_of_senseless_numbers() -> None:
