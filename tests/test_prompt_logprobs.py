@@ -85,7 +85,7 @@ def test_b112_numbers_that_are_not_known_never_come_out(page_size: int) -> None:
 
 @pytest.mark.parametrize("page_size", PAGE_SIZES)
 def test_b073_a_preempted_request_has_one_entry_per_output_token(page_size: int) -> None:
-    """Fault seen: ``_preempt`` forgets the output tokens, which are then sampled again."""
+    """Fault seen: ``Running.preempt`` forgets the output tokens, which are then sampled again."""
     tokens = 256
     h = LogprobHarness(num_pages=tokens // page_size, page_size=page_size, decode_reserve_tokens=0)
     for seed in range(4):
