@@ -13,7 +13,7 @@ import soak
 def test_b011_memory_is_flat_in_the_second_half(
     long_run: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """200,000 requests with ``--long``. Fault seen: ``Admission.ended`` does not forget the sequence."""
+    """200,000 requests with ``--long``. Fault seen: ``release`` puts the sequence among ``_admitting``."""
     file = tmp_path / "out.json"
     num_requests, num_pages = (200_000, 1000) if long_run else (1_000, 60)
     arguments = ["--requests", str(num_requests), "--pages", str(num_pages), "--json", str(file)]
@@ -23,7 +23,7 @@ def test_b011_memory_is_flat_in_the_second_half(
     assert [r["num_requests"] for r in result["readings"]][-1] == num_requests
     assert len(result["readings"]) == soak.NUM_PARTS and "second half" in printed
     assert result["most_nodes"] <= num_pages
-    assert abs(result["growth_objects"]) < soak.MAX_GROWTH_OBJECTS
+    assert result["growth_objects"] <= num_pages
     if long_run:
         assert status == 0, printed
 
@@ -36,7 +36,7 @@ def test_growth_is_noticed() -> None:
     assert soak.verdict(flat, 1000).is_flat
     grown = [*flat[:-1], replace(flat[-1], resident_bytes=105 << 20)]
     assert not soak.verdict(grown, 1000).is_flat
-    leaking = [*flat[:-1], replace(flat[-1], num_objects=52_000)]
+    leaking = [*flat[:-1], replace(flat[-1], num_objects=51_001)]
     assert not soak.verdict(leaking, 1000).is_flat
     deep = [*flat[:-1], replace(flat[-1], num_nodes=1001)]
     assert not soak.verdict(deep, 1000).is_flat
