@@ -100,6 +100,14 @@ def test_check_finds_a_page_that_is_free_and_held() -> None:
         pool.check()
 
 
+@pytest.mark.parametrize("num_free", [-1, 4])
+def test_check_finds_a_stack_that_cannot_be(num_free: int) -> None:
+    pool = PagePool(3)
+    pool._num_free = num_free
+    with pytest.raises(InternalError, match=f"P1 does not hold.*'num_free': {num_free}"):
+        pool.check()
+
+
 def test_check_finds_a_page_twice_on_the_stack() -> None:
     pool = PagePool(3)
     pool._stack[0] = pool._stack[1]
