@@ -22,13 +22,13 @@ every_page_size = pytest.mark.parametrize("page_size", PAGE_SIZES)
 @pytest.mark.parametrize("prefix_cache", [True, False])
 def test_b115_four_beams_over_every_last_page_residue(page_size: int, prefix_cache: bool) -> None:
     """Fault seen: ``_shared_page`` finds none; a beam that is dropped is not released."""
-    residues = range(page_size) if page_size <= 4 else (0, 1, page_size // 2, page_size - 1)
+    residues = range(page_size) if page_size <= 4 else (0, page_size // 2, page_size - 1)
     for residue in residues:
         h = Harness(
             num_pages=1200 // page_size,
             page_size=page_size,
             prefix_cache=prefix_cache,
-            check_every=8,
+            check_every=16,
             fake={"vocab_size": 37},
         )
         a = h.add(random_ids(3, page_size + 5 + residue, 37), 64, beam=BeamParams(width=4))
@@ -39,11 +39,11 @@ def test_b115_four_beams_over_every_last_page_residue(page_size: int, prefix_cac
 
 @pytest.mark.parametrize("early_stopping", [False, True])
 @pytest.mark.parametrize("length_penalty", [-1.0, 0.0, 1.0, 2.5])
-@pytest.mark.parametrize("width", [1, 2, 3, 8])
+@pytest.mark.parametrize("width", [1, 2, 8])
 def test_beams_rank_and_stop_as_the_oracle(width: int, length_penalty: float, early_stopping: bool) -> None:
     """Fault seen: a beam's token is appended before its siblings have forked."""
     for seed in range(4):
-        h = Harness(num_pages=400, page_size=4, fake={"vocab_size": (3, 5, 17, 37)[seed]})
+        h = Harness(num_pages=400, page_size=4, check_every=5, fake={"vocab_size": (3, 5, 17, 37)[seed]})
         beam = BeamParams(width=width, length_penalty=length_penalty, early_stopping=early_stopping)
         prompt = random_ids(seed, 9, h.executor.spec.vocab_size)
         a = h.add(prompt, 12, beam=beam)

@@ -281,7 +281,7 @@ def random_program(seed: int) -> dict[str, int]:
 
 def test_b045_random_programs_of_samples_equal_the_oracle(long_run: bool) -> None:
     totals: dict[str, int] = {}
-    for seed in range(20_000 if long_run else 120):
+    for seed in range(20_000 if long_run else 60):
         try:
             stats = random_program(seed)
         except BaseException:
@@ -289,4 +289,4 @@ def test_b045_random_programs_of_samples_equal_the_oracle(long_run: bool) -> Non
             raise
         for name, value in stats.items():
             totals[name] = totals.get(name, 0) + value
-    assert min(totals.values()) >= 15, totals
+    assert min(totals.values()) >= 8, totals
