@@ -29,6 +29,14 @@ class OpenOptions(TypedDict, total=False):
     """Size of the K/V store; ``None`` takes half of the memory that is left, at most 8 GiB."""
     policy: PolicyName
     """Order of the waiting queue; ``lpm`` unless given."""
+    policy_seed: int
+    """Of the order ``random``; 0 unless given."""
+    priority_preemption: bool
+    """With ``priority``: whether running requests make way; they do unless told otherwise."""
+    max_waiting: int | None
+    """Requests that may wait at once; as many as come unless given."""
+    queue_timeout_s: float | None
+    """How long a request waits for its start before it ends with ``timeout``; for ever unless given."""
     prefix_cache: bool
     """False: nothing is found again."""
     eviction_policy: EvictionPolicyName
@@ -57,6 +65,10 @@ def open_service(
     page_size: int = 16,
     num_tokens: int | None = None,
     policy: PolicyName = "lpm",
+    policy_seed: int = 0,
+    priority_preemption: bool = True,
+    max_waiting: int | None = None,
+    queue_timeout_s: float | None = None,
     prefix_cache: bool = True,
     eviction_policy: EvictionPolicyName = "lru",
     events: bool = False,
@@ -76,6 +88,10 @@ def open_service(
         num_pages=1,
         page_size=page_size,
         policy=policy,
+        policy_seed=policy_seed,
+        priority_preemption=priority_preemption,
+        max_waiting=max_waiting,
+        queue_timeout_s=queue_timeout_s,
         prefix_cache=prefix_cache,
         eviction_policy=eviction_policy,
         events=events,
