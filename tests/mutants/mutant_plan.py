@@ -39,4 +39,4 @@ EQUIVALENT: set[tuple[str, str, str]] = {
     ("kv/page_pool", "if len(pages) > 1:", "if True"),
     ("kv/page_pool", "if len(pages) > 1:", "Gt -> GtE"),
 }
-"""``(module, line, change)`` that cannot be told from the original, and are not counted: docs/mutants.md says why."""
+"""``(module, line, change)`` that cannot be told from the original: not counted. docs/mutants.md says why."""
