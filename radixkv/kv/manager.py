@@ -8,14 +8,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from radixkv.errors import InternalError, MisuseError, OutOfPages
 from radixkv.kv.arguments import as_namespace, as_num_tokens, as_setting, as_timeout_s, as_token_ids
 from radixkv.kv.events import Event, EventLog, Stored
 from radixkv.kv.explanation import Explanation as Explanation
+from radixkv.kv.finding import Finding
 from radixkv.kv.hold import Hold
 from radixkv.kv.invariant import require
 from radixkv.kv.null_tree import NullTree
@@ -126,6 +129,10 @@ class KVCacheManager:
 
     def peek(self, request: Request) -> int:
         """How many of the prompt's tokens ``acquire`` would find now; changes nothing."""
+        return self.find(request).num_tokens
+
+    def find(self, request: Request) -> Finding:
+        """What ``peek`` returns, with what it depends on: see ``still_finds``. Changes nothing."""
         limit = request.max_hit_tokens
         namespace = self._namespace(request.namespace)
         if limit < len(request.prompt_ids) - 1:  # of what is to be scored, some may be known
@@ -133,7 +140,14 @@ class KVCacheManager:
             first = max(request.logprob_start, 1)
             known = self._known_logprobs(request, first, namespace)
             limit = min(len(request.prompt_ids), first + len(known)) - 1
-        return self.tree.peek(request.prompt_ids[: max(limit, 0)], namespace)
+        return self.tree.find(request.prompt_ids[: max(limit, 0)], namespace)
+
+    def still_finds(self, request: Request, found: Finding) -> bool:
+        """Whether ``find`` would find as many of the prompt's tokens as it did then. ``False`` may mean that
+        it is not known. Costs O(1)."""
+        if request.logprob_start is not None:  # which positions are scored counts, too
+            return found.version == self.tree.version
+        return self.tree.still_finds(found)
 
     def explain(self, token_ids: TokenIds | Iterable[int], namespace: Namespace = ()) -> Explanation:
         """How long the hit of these tokens is, and why it stops there. Changes nothing."""
@@ -657,18 +671,19 @@ class KVCacheManager:
             seq.page_table.check()
             expected[seq.page_table.pages] += 1
         wrong = np.flatnonzero(expected != self.pool.ref_count)
-        state = [(int(p), int(self.pool.ref_count[p]), int(expected[p])) for p in wrong[:16]]
-        require(len(wrong) == 0, "M1", f"(page, count, holders): {state}")
+        require(len(wrong) == 0, "M1", lambda: self._held_wrongly(expected))
         require(set(self._copies) <= set(sequences), "M1", "a copy for a sequence that nobody knows")
         require(self.num_pinned_pages <= self._book.max_pages, "M1", "pins exceed their budget")
         for seq in sequences:
             self._check_sequence(seq)
 
+    def _held_wrongly(self, expected: NDArray[np.integer]) -> str:
+        wrong = np.flatnonzero(expected != self.pool.ref_count)
+        state = [(int(p), int(self.pool.ref_count[p]), int(expected[p])) for p in wrong[:16]]
+        return f"(page, count, holders): {state}"
+
     def _check_sequence(self, seq: Sequence) -> None:
-        state = (
-            f"request {seq.request.request_id}: {seq.num_tokens} tokens, {seq.num_computed} computed, "
-            f"{seq.num_committed_pages} pages committed, pages {seq.page_table.pages.tolist()}"
-        )
+        state = partial(_described, seq)
         copy = self._copies.get(seq)
         committed = seq.num_committed_pages * self.page_size
         require(committed <= seq.num_computed, "S1", state)
@@ -676,14 +691,14 @@ class KVCacheManager:
         has_room = seq.num_computed <= seq.page_table.num_slots
         require(has_room or (copy is not None and copy.state is CopyState.MATCHED), "B1", state)
         own = seq.page_table.pages[-(-seq.num_computed // self.page_size) :]
-        require(bool((self.pool.ref_count[own] == 1).all()), "W1", f"a page to be written is shared: {state}")
+        require(bool((self.pool.ref_count[own] == 1).all()), "W1", "a page to be written is shared:", state)
         if not self._is_stale(seq) and isinstance(self.tree, RadixTree):
             known = self.tree.lookup(seq.token_ids[:committed], seq.namespace).page_ids
             same = np.array_equal(known, seq.page_table.pages[: seq.num_committed_pages])
-            require(same, "M2", f"the table's committed pages are not the tree's {known.tolist()}: {state}")
+            require(same, "M2", "committed pages are not the tree's,", known, state)
         hold = seq.page_table.hold
         is_mine = hold.manager is self if hold is not None else seq.page_table.num_pages == 0
-        require(is_mine, "M1", f"pages that this manager did not give: {state}")
+        require(is_mine, "M1", "pages that this manager did not give:", state)
 
     def check_idle(self) -> None:
         """Verify M1 where no sequence holds anything: each page is free, or the tree's, or pinned. Raises
@@ -693,22 +708,25 @@ class KVCacheManager:
         for pin in self.pins:
             expected[list(pin.pages)] += 1
         wrong = np.flatnonzero(expected != self.pool.ref_count)
-        state = [(int(p), int(self.pool.ref_count[p]), int(expected[p])) for p in wrong[:16]]
-        require(len(wrong) == 0, "M1", f"idle, but (page, count, holders): {state}")
+        require(len(wrong) == 0, "M1", "idle, but", lambda: self._held_wrongly(expected))
         require(
             not self._copies and not self._admitting, "M1", f"idle, but {len(self._copies)} copies are open"
         )
         num_live = int(np.count_nonzero(expected))
-        require(self.pool.num_free == self.pool.num_pages - num_live, "P1", self.pool.stats())
+        require(self.pool.num_free == self.pool.num_pages - num_live, "P1", self.pool.stats)
 
     def check_writes(self, seq: Sequence, num_tokens: int) -> None:
         """Verify W1 for the next ``num_tokens`` positions after their ``reserve``."""
         start, stop = seq.num_computed, seq.num_computed + num_tokens
-        require(stop <= seq.page_table.num_slots, "W1", f"no room to write positions {start}..{stop - 1}")
+        require(
+            stop <= seq.page_table.num_slots, "W1", "no room to write positions from", start, "to", stop - 1
+        )
         pages = seq.page_table.pages[start // self.page_size : -(-stop // self.page_size)]
         counts = self.pool.ref_count[pages]
-        state = f"positions {start}..{stop - 1} on pages {pages.tolist()} with counts {counts.tolist()}"
-        require(num_tokens == 0 or bool((counts == 1).all()), "W1", state)
+        alone = num_tokens == 0 or bool((counts == 1).all())
+        require(
+            alone, "W1", "positions from", start, "to", stop - 1, "on pages", pages, "with counts", counts
+        )
 
     def stats(self) -> dict[str, Any]:
         """Page numbers now, counters since the beginning, and the tree's with its histograms.
@@ -732,6 +750,13 @@ class KVCacheManager:
 
 def _without_epoch(event: Event) -> Event:
     return replace(event, namespace=event.namespace[:-1]) if isinstance(event, Stored) else event
+
+
+def _described(seq: Sequence) -> str:
+    return (
+        f"request {seq.request.request_id}: {seq.num_tokens} tokens, {seq.num_computed} computed, "
+        f"{seq.num_committed_pages} pages committed, pages {seq.page_table.pages.tolist()}"
+    )
 
 
 def _page(page: int) -> PageIds:

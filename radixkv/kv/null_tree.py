@@ -11,6 +11,7 @@ from radixkv.errors import MisuseError
 from radixkv.kv.arguments import as_page_size
 from radixkv.kv.events import EventLog, Stored
 from radixkv.kv.explanation import Explanation, Reason
+from radixkv.kv.finding import Finding
 from radixkv.kv.match import Insertion, Match
 from radixkv.types import Namespace, PageIds, TokenIds
 
@@ -41,6 +42,12 @@ class NullTree:
 
     def peek(self, token_ids: TokenIds, namespace: Namespace = ()) -> int:
         return 0
+
+    def find(self, token_ids: TokenIds, namespace: Namespace = ()) -> Finding:
+        return Finding(0, self.version, 0, namespace, 0, b"")
+
+    def still_finds(self, found: Finding) -> bool:
+        return True
 
     def lookup(self, token_ids: TokenIds, namespace: Namespace = ()) -> Match:
         return Match(np.empty(0, np.int32), None, 0, 0)

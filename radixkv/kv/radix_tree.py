@@ -24,6 +24,7 @@ from radixkv.kv.events import Cleared, EventLog, RemovalReason, Removed, Stored
 from radixkv.kv.eviction_memory import Anchor, EvictionMemory
 from radixkv.kv.eviction_order import EvictionOrder
 from radixkv.kv.explanation import Explanation, Reason
+from radixkv.kv.finding import ChangeLog, Finding
 from radixkv.kv.invariant import require
 from radixkv.kv.match import Insertion, Match
 from radixkv.kv.token_bytes import TOKEN_BYTES, agreement, joined, key_of, page_agreement, tokens_of
@@ -100,6 +101,7 @@ class RadixTree:
         file, so nodes may be split, trimmed and merged at any time.
     T5: use is kept per page (``EvictionOrder``) and never rises along a path; the order of eviction is
         exactly that of a tree with one page per node, whatever the policy.
+    T6: what enters or leaves is noted (``ChangeLog``) before anybody asks whether a finding still holds.
 
     The tree holds one reference to each of its pages, which the manager counts. It frees nothing itself:
     ``evict`` and ``clear`` only say which pages it let go.
@@ -114,6 +116,7 @@ class RadixTree:
         self._roots: dict[Namespace, Node] = {}
         self._order = EvictionOrder(eviction_policy, page_size)
         self._memory = EvictionMemory(0)
+        self._changes = ChangeLog()
         self._events: EventLog | None = None
         self._next_serial = 1
         self._num_nodes = 0
@@ -156,6 +159,31 @@ class RadixTree:
         """How many tokens ``match`` would find; changes nothing, recency included."""
         spot = self._find(key_of(token_ids), namespace)
         return 0 if spot is None else spot.num_bytes // TOKEN_BYTES + spot.agree
+
+    def find(self, token_ids: TokenIds, namespace: Namespace = ()) -> Finding:
+        """What ``peek`` returns, with what it depends on: see ``still_finds``. Changes nothing."""
+        key = key_of(token_ids)
+        spot = self._find(key, namespace)
+        version, moment = self.version, self._changes.now
+        if spot is None or not spot.path:
+            num_tokens = 0 if spot is None else spot.agree
+            return Finding(num_tokens, version, moment, namespace, 0, key[: self._page_bytes])
+        page = int.from_bytes(spot.path[-1][-_ID_BYTES:], sys.byteorder)
+        end = spot.num_bytes
+        return Finding(
+            end // TOKEN_BYTES + spot.agree, version, moment, self._serial.item(page), page,
+            key[end : end + self._page_bytes],
+        )  # fmt: skip
+
+    def still_finds(self, found: Finding) -> bool:
+        """Whether ``find`` would find as many tokens as it did then. ``False`` may mean that it is not known.
+        Changes nothing; costs O(1)."""
+        if found.version == self.version:
+            return True
+        anchor = found.anchor
+        if self._changes.has_changed(anchor, found.rest, found.moment):
+            return False
+        return anchor.__class__ is tuple or self._serial.item(found.page) == anchor
 
     def lookup(self, token_ids: TokenIds, namespace: Namespace = ()) -> Match:
         """What ``match`` would return; changes nothing, recency included."""
@@ -245,6 +273,17 @@ class RadixTree:
                     best, best_agree = child, agree
         return best, best_agree
 
+    def _agree_beside(self, node: Node) -> int:
+        """How many of the edge's first tokens a sibling begins with, too: one of the two beside it."""
+        assert node.parent is not None
+        children = node.parent.children
+        if len(children) == 1:
+            return 0
+        key = node.tokens[: self._page_bytes]
+        place = children.bisect_left(key)
+        beside = [children.keys()[at] for at in (place - 1, place + 1) if 0 <= at < len(children)]
+        return max(page_agreement(near, key) for near in beside)
+
     def _index_of(self, node: Node, page: int) -> int:
         if node.last_page == page:
             return node.num_pages - 1
@@ -289,7 +328,7 @@ class RadixTree:
                     replaced = self._replace_partial(spot, int(adopted[0]))
                 if spot.used < spot.node.num_pages:
                     self._split(spot.node, spot.used)
-                self._extend(spot.node, key[spot.num_bytes :], adopted, namespace)
+                self._extend(spot.node, key[spot.num_bytes :], adopted, spot.agree, namespace)
                 self.version += 1
                 if len(canonical) < len(pages):
                     partial = adopted.item(-1)
@@ -358,8 +397,11 @@ class RadixTree:
         self._counters["num_replaced"] += 1
         return old, new_page
 
-    def _extend(self, node: Node, tokens: bytes, pages: PageIds, namespace: Namespace) -> None:
-        """Hang new pages behind the whole edge of ``node``."""
+    def _extend(self, node: Node, tokens: bytes, pages: PageIds, agree: int, namespace: Namespace) -> None:
+        """Hang new pages behind the whole edge of ``node``; ``agree``: how many of their tokens something
+        that hangs there begins with."""
+        anchor: Anchor = namespace if node.parent is None else self._serial.item(node.last_page)
+        self._changes.note(anchor, tokens[: (agree + 1) * TOKEN_BYTES])
         first = self._next_serial
         self._next_serial += len(pages)
         if self._events is not None:
@@ -409,6 +451,9 @@ class RadixTree:
 
     def _cut(self, leaf: Node, num_pages: int, reason: RemovalReason) -> None:
         """Keep only the first ``num_pages`` pages of a leaf; the rest is no longer in the tree."""
+        begin = num_pages * self._page_bytes
+        end = begin + (1 if num_pages else self._agree_beside(leaf) + 1) * TOKEN_BYTES
+        self._changes.note(self._anchor(leaf, num_pages), leaf.tokens[begin:end])
         if self._events is not None:
             gone = self._serial[leaf.pages[num_pages:][::-1]].tolist()
             self._events.add(Removed(page_keys=tuple(gone), reason=reason))
@@ -530,10 +575,10 @@ class RadixTree:
     def _anchor(self, node: Node, index: int) -> Anchor:
         """What the page at ``index`` of ``node``'s edge hangs under."""
         if index:
-            return int(self._serial[node.pages[index - 1]])
+            return self._serial.item(node.pages.item(index - 1))
         assert node.parent is not None
         return (
-            node.parent.namespace if node.parent.parent is None else int(self._serial[node.parent.last_page])
+            node.parent.namespace if node.parent.parent is None else self._serial.item(node.parent.last_page)
         )
 
     def clear(self) -> PageIds:
@@ -545,6 +590,7 @@ class RadixTree:
         self._roots.clear()
         self._order.clear()
         self._memory.clear()
+        self._changes.forget()
         self._serial[:] = 0
         self._node_of[:] = None
         self._num_nodes = 0
@@ -635,32 +681,33 @@ class RadixTree:
                     self._check_counts(node, ref_count)
             self._check_siblings(node)
         pages = np.sort(joined(seen))
-        require(len(np.unique(pages)) == len(pages), "T3", f"a page is in the tree twice: {pages.tolist()}")
+        require(bool((pages[1:] != pages[:-1]).all()), "T3", "a page is in the tree twice:", pages)
         require(np.array_equal(pages, self.held_pages), "T3", "serials and nodes disagree")
         require(num_nodes == self._num_nodes, "T4", f"{num_nodes} nodes, counted {self._num_nodes}")
         tails = np.sort(
             np.array([n.last_page for n in self._nodes() if n.parent and not n.children], np.int32)
         )
         self._order.check_tails(tails)
+        self._changes.check()
 
     def _check_edge(self, node: Node) -> None:
-        state = f"pages {node.pages.tolist()}, {len(node.tokens) // TOKEN_BYTES} tokens"
+        state = ("pages", node.pages, "bytes of tokens", len(node.tokens))
         require(len(node.pages) > 0, "T1", "a node without pages")
-        require(len(node.pages) == -(-len(node.tokens) // self._page_bytes), "T1", state)
-        require(len(node.tokens) % self._page_bytes == 0 or node.children is None, "T1", state)
-        require(all(self._node_of[page] is node for page in node.pages), "T4", f"node_of_page: {state}")
+        require(len(node.pages) == -(-len(node.tokens) // self._page_bytes), "T1", *state)
+        require(len(node.tokens) % self._page_bytes == 0 or node.children is None, "T1", *state)
+        require(all(self._node_of[page] is node for page in node.pages), "T4", "node_of_page:", *state)
         assert node.parent is not None
         before = None if node.parent.parent is None else node.parent.last_page
         self._order.check_path(node.pages, before)
 
     def _check_counts(self, node: Node, ref_count: NDArray[np.int32]) -> None:
         counts = ref_count[node.pages]
-        state = f"pages {node.pages.tolist()}, counts {counts.tolist()}"
-        require(bool((counts >= 1).all()), "M1", f"the tree holds a page that is free: {state}")
-        require(bool((np.diff(counts) <= 0).all()), "M2", state)
+        state = ("pages", node.pages, "counts", counts)
+        require(bool((counts >= 1).all()), "M1", "the tree holds a page that is free:", *state)
+        require(bool((counts[1:] <= counts[:-1]).all()), "M2", *state)
         assert node.parent is not None
         if node.parent.parent is not None:
-            require(ref_count[node.parent.pages[-1]] >= counts[0], "M2", state)
+            require(ref_count[node.parent.pages[-1]] >= counts[0], "M2", *state)
         if node.children is None and counts[-1] == 1:
             self._order.check_candidate(node.last_page)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from radixkv.config import EngineConfig
+from radixkv.kv.finding import Finding
 from radixkv.kv.manager import KVCacheManager
 from radixkv.sched.policy import needs_hits, order_of
 from radixkv.sched.waiting import WaitingQueue
@@ -17,7 +18,7 @@ class Candidates:
     but the preempted. Under ``priority`` the preempted go before those of the same priority only, and after
     the one that may not be overtaken: else a victim would come back before the one that it made way for.
 
-    Remembers hits while the tree stays as it is; changes nothing else.
+    Remembers hits while nothing that they depend on has changed in the tree; changes nothing else.
     """
 
     def __init__(
@@ -28,8 +29,7 @@ class Candidates:
         self._queue = queue
         self._clock = clock
         self._order = order_of(config.policy, config.policy_seed)
-        self._hits: dict[int, int] = {}  # by request id; of tree version ``_hits_version``
-        self._hits_version = -1
+        self._found: dict[int, Finding] = {}  # by request id
 
     def in_turn(self) -> Iterator[tuple[Sequence, bool]]:
         """Waiting sequences, next to try first, and whether others may be tried before it if it has to wait.
@@ -57,25 +57,24 @@ class Candidates:
         return self._queue.boosted() + self._queue.ordinary(self._config.max_candidates)
 
     def hit(self, seq: Sequence) -> int:
-        """Cached tokens of a waiting request, looked up again only when the tree has changed."""
-        if self._hits_version != self._kv.version:
-            self._hits.clear()
-            self._hits_version = self._kv.version
-        hit = self._hits.get(seq.request.request_id)
-        if hit is None:
-            hit = self._hits[seq.request.request_id] = self._kv.peek(seq.request)
-        return hit
+        """Cached tokens of a waiting request, looked up again only where the tree has changed in a way that
+        may matter to it."""
+        request = seq.request
+        found = self._found.get(request.request_id)
+        if found is None or not self._kv.still_finds(request, found):
+            found = self._found[request.request_id] = self._kv.find(request)
+        return found.num_tokens
 
     def forget(self, seq: Sequence) -> None:
         """``seq`` does not wait any more."""
-        self._hits.pop(seq.request.request_id, None)
+        self._found.pop(seq.request.request_id, None)
 
     def _ordered(self) -> list[Sequence]:
         waiting = self.all() if self._by_priority else self._queue.ordinary(self._config.max_candidates)
+        hits: dict[int, int] = {}
         if needs_hits(self._config.policy):
-            for seq in waiting:
-                self.hit(seq)
-        return self._order(waiting, self._hits, self._clock())
+            hits = {seq.request.request_id: self.hit(seq) for seq in waiting}
+        return self._order(waiting, hits, self._clock())
 
     @property
     def _by_priority(self) -> bool:

@@ -6,6 +6,7 @@ import pytest
 from engine_kit import Harness, random_ids
 
 from radixkv.errors import DuplicateRequestError, InternalError, InvalidRequestError, RequestTooLargeError
+from radixkv.kv.finding import Finding
 from radixkv.sequence import Request, Status
 
 
@@ -75,24 +76,27 @@ def test_fcfs_admits_in_order_of_arrival_and_lpm_by_hit() -> None:
         h.assert_as_oracle()
 
 
-def test_hits_are_looked_up_once_while_the_tree_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hits_are_looked_up_once_while_nothing_near_them_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     h = Harness(num_pages=4, page_size=64, max_candidates=3)
     a = h.add(random_ids(0, 40), 90)
     h.step()
     waiting = [h.add(random_ids(i, 200), 1) for i in range(1, 7)]  # 4 pages each: none fits beside a
     looked_up: list[int] = []
-    peek = h.engine.kv.peek
+    find = h.engine.kv.find
 
-    def counting_peek(request: Request) -> int:
+    def counting_find(request: Request) -> Finding:
         looked_up.append(request.request_id)
-        return peek(request)
+        return find(request)
 
-    monkeypatch.setattr(h.engine.kv, "peek", counting_peek)
+    monkeypatch.setattr(h.engine.kv, "find", counting_find)
     for _ in range(20):
         h.step()
     assert looked_up == waiting[:3]
     while h.engine.kv.version == 0:  # until a's first page is full
         h.step()
+    h.step()
+    assert looked_up == waiting[:3]  # that page begins with another token than theirs
+    h.engine.kv.flush()
     h.step()
     assert looked_up == waiting[:3] * 2
     h.abort(a)
@@ -251,7 +255,9 @@ def test_the_last_running_sequence_fails_only_if_somebody_outside_holds_the_page
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     h = Harness(num_pages=6, page_size=4, decode_reserve_tokens=0)
-    monkeypatch.setattr(h.engine, "_check_idle", lambda: None)  # it would see the pages that nobody accounts for
+    monkeypatch.setattr(
+        h.engine, "_check_idle", lambda: None
+    )  # it would see the pages that nobody accounts for
     a = h.add(random_ids(1, 8), 12)
     h.step()
     held = h.engine.kv.pool.allocate(3)
