@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from radixkv.kv.manager import KVCacheManager
 from radixkv.namespace import described
 from radixkv.outputs import PromptExplanation
@@ -13,10 +15,15 @@ CONTEXT_TOKENS = 12
 
 
 def explain_prompt(
-    kv: KVCacheManager, token_ids: TokenIds, tokenizer: Tokenizer | None, namespace: Namespace = ()
+    kv: KVCacheManager,
+    token_ids: TokenIds,
+    tokenizer: Tokenizer | None,
+    namespace: Namespace = (),
+    *,
+    visible: Callable[[Namespace], bool] | None = None,
 ) -> PromptExplanation:
-    """Ask the ledger and put its answer into words. Changes nothing."""
-    found = kv.explain(token_ids, namespace)
+    """Ask the ledger and put its answer into words. ``visible``: as for the ledger. Changes nothing."""
+    found = kv.explain(token_ids, namespace, visible=visible)
     position = found.position
     text = _around(token_ids, position, tokenizer)
     here = _named(int(token_ids[position]), tokenizer) if position < len(token_ids) else "the end"
@@ -28,7 +35,8 @@ def explain_prompt(
         f"{found.evictions_ago} evictions ago.",
         "other_namespace": "More of it is in the cache under another namespace: "
         f"{described(found.other_namespace or ())}.",
-        "absent": f"What follows position {position} was never computed, or its eviction is forgotten.",
+        "absent": f"What follows position {position} was never computed, or that is forgotten: it was "
+        "evicted long ago, or flushed.",
     }
     if found.reason == "differs" and found.hit_tokens == 0:
         reasons["differs"] = "Nothing that begins like this is in the cache."

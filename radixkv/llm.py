@@ -277,7 +277,8 @@ class LLM:
         self, prompt: Prompt, *, cache_salt: str | None = None, adapter: str | None = None
     ) -> PromptExplanation:
         """How much of a prompt the cache holds right now, and why not more. Computes nothing and changes
-        nothing; ``print`` the result."""
+        nothing; ``print`` the result. It tells nothing of what is cached under another ``cache_salt``, or
+        under any where none is given."""
         with self._call() as service:
             return service.explain(prompt, Scope(cache_salt, adapter))
 

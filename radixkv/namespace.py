@@ -42,13 +42,20 @@ def namespace_of(
     return (model_revision, adapter, adapter_version, cache_salt)
 
 
+def has_salt(namespace: Namespace, cache_salt: str | None) -> bool:
+    """Whether ``namespace``, made by ``namespace_of``, is one of this salt; ``None`` is that of no salt."""
+    if len(namespace) != 4:
+        return not namespace and cache_salt is None
+    return namespace[3] == cache_salt
+
+
 def described(namespace: Namespace) -> str:
-    """In words, without the salt, which may be another user's secret."""
+    """In words, without the salt, which may be a secret. Only those who gave the salt are to read it."""
     if len(namespace) != 4:
         return "the default one" if not namespace else f"one of {len(namespace)} fields"
     revision, adapter, version, salt = namespace
     words = [] if revision is None else [f"model revision {revision!r}"]
     if adapter is not None:
         words.append(f"adapter {adapter!r}, version {version}")
-    words.append("no cache_salt" if salt is None else "a cache_salt of its own")
+    words.append("no cache_salt" if salt is None else "this cache_salt")
     return "that of " + ", ".join(words)

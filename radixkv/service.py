@@ -19,7 +19,7 @@ from radixkv.executor.base import ModelExecutor, UpdatableExecutor, WeightUpdate
 from radixkv.explain import explain_prompt
 from radixkv.kv.events import Event
 from radixkv.kv.manager import FlushReport, Pin
-from radixkv.namespace import NO_SCOPE, Scope, namespace_of
+from radixkv.namespace import NO_SCOPE, Scope, has_salt, namespace_of
 from radixkv.outputs import PrefillInfo, PromptExplanation
 from radixkv.plain import shown
 from radixkv.prompts import prompt_ids, with_index
@@ -150,9 +150,16 @@ class Service:
         self.engine.kv.unpin(pin)
 
     def explain(self, prompt: object, scope: Scope = NO_SCOPE) -> PromptExplanation:
-        """How much of ``prompt`` the cache holds, and why not more. Changes nothing."""
+        """How much of ``prompt`` the cache holds, and why not more. Nothing under another salt is looked at,
+        nor under a salt by those who give none: they could guess what is there. Changes nothing."""
         request = self.request(prompt, SamplingParams(max_tokens=0), "prompt", scope=scope)
-        return explain_prompt(self.engine.kv, request.prompt_ids, self.tokenizer, request.namespace)
+        return explain_prompt(
+            self.engine.kv,
+            request.prompt_ids,
+            self.tokenizer,
+            request.namespace,
+            visible=lambda other: has_salt(other, scope.cache_salt),
+        )
 
     def take_events(self) -> tuple[Event, ...]:
         """What entered and left the cache since the last call."""

@@ -16,7 +16,7 @@ class Explanation:
 
     ``reason`` is the first of these that applies: ``whole`` (all of it is cached; a request still computes
     at least one token), ``evicted`` (the next token was cached, and is among the remembered evictions),
-    ``other_namespace`` (another namespace has a longer hit), ``differs`` (the cache goes on with another
+    ``other_namespace`` (another namespace that the caller may see has a longer hit), ``differs`` (the cache goes on with another
     token there), ``absent``. The other fields are filled whenever they are known.
     """
 
@@ -29,4 +29,5 @@ class Explanation:
     evictions_ago: int | None = None
     """How many pages were evicted since, the page in question included."""
     other_namespace: Namespace | None = None
-    """The namespace with the longest hit, if longer than ``hit_tokens``."""
+    """Of the namespaces that the caller may see the one with the longest hit, if longer than
+    ``hit_tokens``."""

@@ -149,9 +149,22 @@ class KVCacheManager:
             return found.version == self.tree.version
         return self.tree.still_finds(found)
 
-    def explain(self, token_ids: TokenIds | Iterable[int], namespace: Namespace = ()) -> Explanation:
-        """How long the hit of these tokens is, and why it stops there. Changes nothing."""
-        found = self.tree.explain(as_token_ids(token_ids), self._namespace(as_namespace(namespace)))
+    def explain(
+        self,
+        token_ids: TokenIds | Iterable[int],
+        namespace: Namespace = (),
+        *,
+        visible: Callable[[Namespace], bool] | None = None,
+    ) -> Explanation:
+        """How long the hit of these tokens is, and why it stops there. Changes nothing.
+
+        ``visible``: which other namespaces, as requests name them, may be looked into; ``None`` allows all.
+        Whoever asks can guess token by token what those hold that he is told of, so a front that serves
+        strangers to each other must leave theirs out.
+        """
+        may_see = None if visible is None else lambda name: visible(name[:-1])
+        full = self._namespace(as_namespace(namespace))
+        found = self.tree.explain(as_token_ids(token_ids), full, visible=may_see)
         if found.other_namespace is None:
             return found
         return Explanation(

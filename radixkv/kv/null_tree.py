@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -92,7 +92,13 @@ class NullTree:
     def remember_evictions(self, max_pages: int) -> None:
         """Nothing is ever evicted."""
 
-    def explain(self, token_ids: TokenIds, namespace: Namespace = ()) -> Explanation:
+    def explain(
+        self,
+        token_ids: TokenIds,
+        namespace: Namespace = (),
+        *,
+        visible: Callable[[Namespace], bool] | None = None,
+    ) -> Explanation:
         reason: Reason = "absent" if len(token_ids) else "whole"
         return Explanation(hit_tokens=0, reason=reason, position=0)
 

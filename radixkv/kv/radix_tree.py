@@ -10,7 +10,7 @@ The file is long because ``Node`` may not leave it: walking, changing, evicting 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -452,23 +452,27 @@ class RadixTree:
     def _cut(self, leaf: Node, num_pages: int, reason: RemovalReason) -> None:
         """Keep only the first ``num_pages`` pages of a leaf; the rest is no longer in the tree."""
         begin = num_pages * self._page_bytes
-        end = begin + (1 if num_pages else self._agree_beside(leaf) + 1) * TOKEN_BYTES
-        self._changes.note(self._anchor(leaf, num_pages), leaf.tokens[begin:end])
-        if self._events is not None:
-            gone = self._serial[leaf.pages[num_pages:][::-1]].tolist()
-            self._events.add(Removed(page_keys=tuple(gone), reason=reason))
-        if leaf.num_pages == num_pages + 1:  # the common case, at a third of the cost
-            page = leaf.last_page
-            self._serial[page] = 0
-            self._order.closed(page)
-            self._node_of[page] = None
+        tokens = leaf.tokens[begin:] if begin else leaf.tokens
+        anchor = self._anchor(leaf, num_pages)
+        agree = 0 if num_pages else self._agree_beside(leaf)
+        self._changes.note(anchor, tokens[: (agree + 1) * TOKEN_BYTES])
+        last_page = leaf.last_page
+        if len(leaf.ids) == (num_pages + 1) * _ID_BYTES:  # a common case, at a third of the cost
+            serials = [self._serial.item(last_page)]
+            self._serial[last_page] = 0
+            self._node_of[last_page] = None
         else:
-            pages = leaf.pages[num_pages:]
+            pages = np.frombuffer(leaf.ids, np.int32, -1, num_pages * _ID_BYTES)
+            serials = self._serial[pages].tolist()
             self._serial[pages] = 0
-            self._order.closed(pages)
             self._node_of[pages] = None
+        self._order.closed(last_page)
+        if reason == "evicted":
+            self._memory.record(anchor, tokens, serials)
+        if self._events is not None:
+            self._events.add(Removed(page_keys=tuple(reversed(serials)), reason=reason))
         if num_pages:
-            leaf.tokens = leaf.tokens[: num_pages * self._page_bytes]
+            leaf.tokens = leaf.tokens[:begin]
             leaf.ids = leaf.ids[: num_pages * _ID_BYTES]
         self.version += 1
 
@@ -538,39 +542,31 @@ class RadixTree:
         """
         out: list[bytes] = []
         left = num_pages
+        order, page_bytes = self._order, self._page_bytes
         while left > 0:
-            page = self._order.next_victim(ref_count)
+            page = order.next_victim(ref_count)
             if page is None:
                 break
-            leaf: Node = self._node_of[page]
-            num, ids = 1, leaf.ids[-_ID_BYTES:]
-            if left > 1 and len(leaf.ids) > _ID_BYTES:
-                pages = leaf.pages[-left:][::-1]
-                num = self._order.num_victims(pages, ref_count)
-                ids = pages[:num].tobytes()
-                self._order.evicted_many(pages[:num])
-            else:  # the common case, at a third of the cost
-                self._order.evicted(page)
-            out.append(ids)
-            self._remember(leaf, num)
-            kept = leaf.num_pages - num
+            leaf: Node = self._node_of.item(page)
+            there = len(leaf.ids) // _ID_BYTES
+            if left > 1 and there > 1:
+                tail = np.frombuffer(leaf.ids, np.int32, -1, max(there - left, 0) * _ID_BYTES)[::-1]
+                num = order.num_victims(tail, ref_count)
+                gone = tail[:num]
+                order.evicted(gone)
+                out.append(gone.tobytes())
+            else:
+                num = 1
+                order.evicted_one(page)
+                out.append(leaf.ids[-_ID_BYTES:])
+            kept = there - num
             self._counters["num_evicted"] += num
-            self._evicted_bytes += len(leaf.tokens) - kept * self._page_bytes
-            if kept and ref_count[leaf.pages[kept - 1]] != 1:
-                self._counters["num_trims_beside_held"] += 1
+            self._evicted_bytes += len(leaf.tokens) - kept * page_bytes
             self._remove_tail(leaf, num, "evicted")
+            if kept and ref_count.item(leaf.last_page) != 1:
+                self._counters["num_trims_beside_held"] += 1
             left -= num
         return joined(out)
-
-    def _remember(self, leaf: Node, num_pages: int) -> None:
-        """Record the last ``num_pages`` pages of ``leaf`` as evicted, last one first."""
-        first = leaf.num_pages - num_pages
-        serials = [self._serial.item(leaf.last_page)] if num_pages == 1 else None
-        self._memory.record(
-            self._anchor(leaf, first),
-            leaf.tokens[first * self._page_bytes :] if first else leaf.tokens,
-            serials or self._serial[leaf.pages[first:]].tolist(),
-        )
 
     def _anchor(self, node: Node, index: int) -> Anchor:
         """What the page at ``index`` of ``node``'s edge hangs under."""
@@ -624,8 +620,15 @@ class RadixTree:
         """Keep the last ``max_pages`` evicted pages in mind for ``explain``; forgets those so far."""
         self._memory = EvictionMemory(max_pages, self._page_bytes)
 
-    def explain(self, token_ids: TokenIds, namespace: Namespace = ()) -> Explanation:
-        """How long the hit is and why it stops there. Changes nothing; costs O(pages)."""
+    def explain(
+        self,
+        token_ids: TokenIds,
+        namespace: Namespace = (),
+        *,
+        visible: Callable[[Namespace], bool] | None = None,
+    ) -> Explanation:
+        """How long the hit is and why it stops there. Other namespaces are looked into only where ``visible``
+        allows it (``None``: all of them). Changes nothing; costs O(pages)."""
         key = key_of(token_ids)
         spot = self._find(key, namespace)
         hit = 0 if spot is None else spot.num_bytes // TOKEN_BYTES + spot.agree
@@ -641,7 +644,9 @@ class RadixTree:
         other: Namespace | None = None
         longest = hit
         for name in self._roots:
-            if name != namespace and (length := self.peek(token_ids, name)) > longest:
+            if name == namespace or (visible is not None and not visible(name)):
+                continue
+            if (length := self.peek(token_ids, name)) > longest:
                 other, longest = name, length
         reason: Reason = "absent" if cached_token is None else "differs"
         if other is not None:

@@ -62,9 +62,9 @@ def test_b079_each_salt_has_a_tree_of_its_own(page_size: int) -> None:
 def test_explain_does_not_tell_another_users_salt() -> None:
     llm, _ = fake_llm(page_size=4, num_pages=256)
     cached(llm, cache_salt="secret")
-    found = llm.explain(PROMPT)
-    assert found.reason == "other_namespace"
-    assert "a cache_salt of its own" in found.message and "secret" not in repr(found)
+    for salt in (None, "other"):
+        found = llm.explain(PROMPT, cache_salt=salt)
+        assert found.reason == "absent" and "secret" not in repr(found)
 
 
 def test_b080_fields_of_a_namespace_never_stand_in_for_each_other() -> None:
@@ -78,7 +78,7 @@ def test_b080_fields_of_a_namespace_never_stand_in_for_each_other() -> None:
     }
     assert len(made) == 2 * 7 * 8
     assert namespace_of() == ()
-    assert described(namespace_of(cache_salt="s")) == "that of a cache_salt of its own"
+    assert described(namespace_of(cache_salt="s")) == "that of this cache_salt"
     assert described(namespace_of(model_revision="r", adapter="a", adapter_version=2)) == (
         "that of model revision 'r', adapter 'a', version 2, no cache_salt"
     )
@@ -218,7 +218,9 @@ def test_llms_that_share_a_model_notice_its_new_weights() -> None:
 def _after(llm: LLM) -> str:
     llm.update_weights({}, revision="third")
     llm.generate(list(range(3, 43)), ONE)
-    return llm.explain(list(range(3, 43)), cache_salt="other").message
+    found = llm.engine.kv.explain(list(range(3, 43)), ("another",)).other_namespace
+    assert found is not None
+    return described(found)
 
 
 @pytest.mark.parametrize(
