@@ -52,9 +52,7 @@ def end_of_chunk(leader: Sequence, end: int, waiting: Iterable[Sequence], min_to
             continue
         if follower.request.namespace != leader.request.namespace:
             continue
-        common = common_prefix(ids[:limit], other[:limit])
-        if common > leader.num_computed:
-            shared_ends.append(common)
+        shared_ends.append(common_prefix(ids[:limit], other[:limit]))
     for shared in sorted(shared_ends, reverse=True):
         if end < shared < end + min_tokens:
             if shared - min_tokens <= leader.num_computed:

@@ -85,6 +85,7 @@ def test_a_chunk_ignores_those_who_share_nothing_that_it_computes() -> None:
     others = [
         sequence([*SHARED[:50], *range(700, 760)]),
         sequence(SHARED[:10]),
+        sequence([999, *SHARED[1:], 800]),
         sequence([*SHARED, 800], namespace=("x",)),
     ]
     assert end_of_chunk(leader, 90, others, 32) == 90
