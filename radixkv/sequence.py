@@ -216,8 +216,9 @@ class Sequence:
 
     __slots__ = (
         "_buffer", "arrival", "cumulative_logprob", "finish_reason", "logprobs", "namespace", "num_cached",
-        "num_committed_pages", "num_computed", "num_logprobs", "num_preemptions", "num_samples", "num_tokens",
-        "number", "page_table", "prompt_entries", "request", "sample_index", "status",
+        "num_committed_pages", "num_computed", "num_logprobs", "num_old_logprobs", "num_preemptions",
+        "num_samples", "num_tokens", "number", "page_table", "prompt_entries", "request", "sample_index",
+        "status",
     )  # fmt: skip
 
     def __init__(self, request: Request, page_size: int, arrival: float = 0.0, number: int = 0) -> None:
@@ -245,6 +246,8 @@ class Sequence:
         self.num_preemptions = 0
         self.logprobs: list[float] = []
         """Log-probabilities of prompt tokens from ``logprob_start`` on, in position order."""
+        self.num_old_logprobs = 0
+        """How many of the first of them are of an earlier cache epoch than ``namespace`` says."""
         self.prompt_entries: list[TokenLogprobs] = []
         """The same with alternatives, where the request wants those."""
         self.sample_index = 0
@@ -300,6 +303,7 @@ class Sequence:
         other.num_cached = self.num_cached
         other.num_preemptions = self.num_preemptions
         other.logprobs = list(self.logprobs)
+        other.num_old_logprobs = self.num_old_logprobs
         other.prompt_entries = list(self.prompt_entries)
         other.sample_index = sample_index
         other.num_samples = 1

@@ -46,6 +46,7 @@ class KVCacheManager:
     M2: along any path from a root counts never rise, so every idle page can be evicted, leaf first.
     M3: only computed tokens are inserted, and at least one token is always left to compute.
     M4: match and hold are one call.
+    M5: ``_idle_at_least`` is not above the number of idle pages; it spares counting them where they are many.
     W1: every slot written in a step is on a page whose count is 1; ``reserve`` copies where it is not.
     L1: a slot's log-probability is not known, or belongs to its token and prefix (see ``SlotLogprobs``).
 
@@ -89,6 +90,7 @@ class KVCacheManager:
             ),
             0,
         )  # fmt: skip
+        self._idle_at_least = 0
         tree.remember_evictions(eviction_memory)
         self._events = EventLog(max_event_pages) if max_event_pages else None
         if self._events is not None:
@@ -104,7 +106,12 @@ class KVCacheManager:
     @property
     def num_available(self) -> int:
         """Pages that a ``reserve`` could get now: free ones and idle ones."""
-        return self.pool.num_free + self.tree.num_idle(self.pool.ref_count)
+        self._idle_at_least = self.tree.num_idle(self.pool.ref_count)
+        return self.pool.num_free + self._idle_at_least
+
+    def has_available(self, num_pages: int) -> bool:
+        """Whether ``num_available`` is at least ``num_pages``; counts only where that is not plain to see."""
+        return num_pages <= self.pool.num_free + self._idle_at_least or num_pages <= self.num_available
 
     def num_available_without(self, sequences: Iterable[Sequence]) -> int:
         """What ``num_available`` would be after the release of ``sequences``, all of which are held. Changes
@@ -198,6 +205,7 @@ class KVCacheManager:
 
     def _hold(self, pages: PageIds) -> None:
         self.pool.incref(pages)
+        self._idle_at_least = max(self._idle_at_least - len(pages), 0)
 
     def _let_go(self, pages: PageIds) -> None:
         self.pool.decref(pages)
@@ -209,6 +217,7 @@ class KVCacheManager:
         if short > 0:
             evicted = self.tree.evict(short, self.pool.ref_count)
             self.pool.decref(evicted)
+            self._idle_at_least = max(self._idle_at_least - len(evicted), 0)
             if len(evicted) < short:
                 raise InternalError(f"M2: {short} pages should be idle, {len(evicted)} were: {self.stats()}")
             self._publish()
@@ -228,6 +237,8 @@ class KVCacheManager:
         """
         self._check_empty(seq)
         namespace = self._namespace(seq.request.namespace)
+        if seq.namespace != namespace:
+            seq.num_old_logprobs = len(seq.logprobs)
         if seq.next_scored < seq.num_prompt:
             known = self._known_logprobs(seq.request, seq.next_scored, namespace)
             seq.logprobs += known
@@ -316,8 +327,8 @@ class KVCacheManager:
         grow = -(-(seq.num_computed + num_tokens) // self.page_size) - seq.page_table.num_pages
         shared = self._shared_page(seq)
         need = max(grow, 0) + (shared is not None) - alone
-        if need > self.pool.num_free and need > (available := self.num_available):
-            need = self._do_without_copy(seq, need, available)
+        if need > self.pool.num_free and not self.has_available(need):
+            need = self._do_without_copy(seq, need, self.num_available)
             shared = self._shared_page(seq)
         elif copy is not None and alone:
             self._take_over(seq, copy)
@@ -577,12 +588,14 @@ class KVCacheManager:
             seq.logprobs.clear()  # taken from beside the tree, and to be looked at anew
 
     def _leave_logprobs(self, seq: Sequence) -> None:
-        """The numbers of the sequence's scored positions go beside the pages that the tree has for them."""
-        first = seq.next_scored - len(seq.logprobs)
+        """The numbers of the sequence's scored positions go beside the pages that the tree has for them; not
+        those that it brought from before a flush, which may be another model's."""
+        known = seq.logprobs[seq.num_old_logprobs :]
+        first = seq.next_scored - len(known)
         slots = self._slots_found(
             seq.token_ids[: min(seq.num_computed, seq.next_scored)], first, seq.namespace
         )
-        self.slot_logprobs.note(slots, seq.logprobs[: len(slots)])
+        self.slot_logprobs.note(slots, known[: len(slots)])
 
     # ---- pins and flush ---------------------------------------------------------------------------------
 
@@ -632,6 +645,7 @@ class KVCacheManager:
         for pin in dropped:
             self.unpin(pin)
         pages = self.tree.clear()
+        self._idle_at_least = 0
         self.pool.decref(pages)
         self._publish()
         self.epoch += 1
@@ -687,6 +701,8 @@ class KVCacheManager:
         require(len(wrong) == 0, "M1", lambda: self._held_wrongly(expected))
         require(set(self._copies) <= set(sequences), "M1", "a copy for a sequence that nobody knows")
         require(self.num_pinned_pages <= self._book.max_pages, "M1", "pins exceed their budget")
+        num_idle = self.tree.num_idle(self.pool.ref_count)
+        require(0 <= self._idle_at_least <= num_idle, "M5", self._idle_at_least, "of", num_idle)
         for seq in sequences:
             self._check_sequence(seq)
 
