@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from radixkv.async_chat import AsyncChat
     from radixkv.async_llm import AsyncLLM
     from radixkv.chat import Chat
+    from radixkv.chat_stream import ChatStream
     from radixkv.config import EngineConfig, ModelSpec
     from radixkv.errors import (
         ConfigError,
@@ -56,6 +57,7 @@ __all__ = [
     "Beam",
     "BeamOutput",
     "Chat",
+    "ChatStream",
     "ConfigError",
     "Delta",
     "DuplicateRequestError",
@@ -90,6 +92,7 @@ _HOMES = {
     "async_chat": ("AsyncChat",),
     "async_llm": ("AsyncLLM",),
     "chat": ("Chat",),
+    "chat_stream": ("ChatStream",),
     "config": ("EngineConfig", "ModelSpec"),
     "generation": ("Generation",),
     "llm": ("LLM",),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+import weakref
 from typing import TYPE_CHECKING
 
 from radixkv.chat import refuse_several, user
+from radixkv.chat_stream import ChatStream
 from radixkv.generation import Generation
 from radixkv.namespace import NO_SCOPE, Scope
-from radixkv.outputs import Delta, Output, PromptExplanation
+from radixkv.outputs import Output, PromptExplanation
 from radixkv.sampling import SamplingParams
 from radixkv.transcript import ChatPrompt, Message, Transcript
 
@@ -18,12 +19,14 @@ if TYPE_CHECKING:
 
 class AsyncChat:
     """As ``Chat``: ``await chat.send("Hello")``, or ``async for delta in chat.stream("Hello")``. A turn whose
-    task is cancelled, or whose stream is left before its end, leaves the conversation as it was."""
+    task is cancelled, or whose stream is left before its end, leaves the conversation as it was; whoever left
+    the loop by ``break`` may say the next thing at once."""
 
     def __init__(self, llm: AsyncLLM, transcript: Transcript, scope: Scope = NO_SCOPE) -> None:
         self._llm = llm
         self._scope = scope
         self._transcript = transcript
+        self._stream: weakref.ref[ChatStream] | None = None
 
     @property
     def messages(self) -> list[Message]:
@@ -31,29 +34,39 @@ class AsyncChat:
         return self._transcript.messages
 
     async def send(self, content: str, sampling_params: SamplingParams | None = None) -> Output:
-        """Say something as the user, and wait for the reply."""
+        """Say something as the user, and wait for the reply. Raises ``MisuseError`` while another task waits
+        for one."""
+        self._leave_stream()
         with self._transcript.turn():
-            refuse_several(sampling_params)
-            prompt = await self._prompt(content)
-            output = await self._generate(prompt, sampling_params)
+            prompt, generation = await self._start(content, sampling_params)
+            output = await generation
             await self._record(prompt, output)
             return output
 
-    async def stream(
-        self, content: str, sampling_params: SamplingParams | None = None
-    ) -> AsyncGenerator[Delta, None]:
-        """Say something as the user, and get the reply piece by piece."""
-        with self._transcript.turn():
-            refuse_several(sampling_params)
-            prompt = await self._prompt(content)
-            generation = self._generate(prompt, sampling_params)
-            try:
-                async for delta in generation:
-                    if delta.finish_reason is not None:
-                        await self._record(prompt, await generation)
-                    yield delta
-            finally:
-                await generation.aclose()
+    def stream(self, content: str, sampling_params: SamplingParams | None = None) -> ChatStream:
+        """Say something as the user, and get the reply piece by piece: ``async for delta in ...``."""
+
+        async def begin(stream: ChatStream) -> tuple[ChatPrompt, Generation]:
+            self._leave_stream()
+            self._transcript.begin_turn()
+            stream.takes_turn()
+            self._stream = weakref.ref(stream)
+            return await self._start(content, sampling_params)
+
+        return ChatStream(begin, self._record, self._transcript.end_turn)
+
+    def _leave_stream(self) -> None:
+        """The last stream, if this very task has left it before its end."""
+        stream = None if self._stream is None else self._stream()
+        if stream is not None:
+            stream.leave()
+
+    async def _start(
+        self, content: str, sampling_params: SamplingParams | None
+    ) -> tuple[ChatPrompt, Generation]:
+        refuse_several(sampling_params)
+        prompt = await self._prompt(content)
+        return prompt, self._generate(prompt, sampling_params)
 
     async def explain(self, content: str) -> PromptExplanation:
         """As ``Chat.explain``."""

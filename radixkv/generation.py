@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator
+from collections.abc import AsyncIterator, Generator
 from dataclasses import replace
 
 from radixkv.engine_thread import EngineThread
@@ -16,14 +16,14 @@ from radixkv.stream_task import StreamTask
 
 class Generation:
     """``async for delta in generation`` gives what is new, piece by piece; ``await generation`` waits for the
-    whole ``Output``, also after some deltas were taken. The work begins with the first of these, on the loop
-    that runs then.
+    whole ``Output``, also inside such a loop. ``generation.output()`` is the same as a coroutine, as
+    ``asyncio.create_task`` wants it. The work begins with the first of these, on the loop that runs then.
 
     A consumer that is slower than the model gets larger deltas, and never holds up the engine: what it has
-    not taken yet is kept as one delta (one for each sample). Cancelling the task that waits, ``aclose``, and
-    letting go of the last reference all abort the request, once, before the engine's next step. Iterated on
-    after that, or after its end or an error, it gives nothing more. One task waits at a time; a second raises
-    ``MisuseError``.
+    not taken yet is kept as one delta (one for each sample). Leaving the loop by ``break``, ``return`` or an
+    error, cancelling the task that waits, ``aclose``, and letting go of the last reference all abort the
+    request, once, before the engine's next step. Iterated on after that, or after its end or an error, it
+    gives nothing more. One task waits at a time; a second raises ``MisuseError``.
     """
 
     def __init__(
@@ -46,10 +46,11 @@ class Generation:
         self._task: StreamTask | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    def __aiter__(self) -> Generation:
-        return self
+    def __aiter__(self) -> AsyncIterator[Delta]:
+        return _Loop(self)
 
     async def __anext__(self) -> Delta:
+        """One delta. Unlike a loop that is left, this aborts nothing."""
         inbox = self._begin()
         while not inbox.deltas and not inbox.is_over:
             await self._more(inbox)
@@ -61,9 +62,10 @@ class Generation:
         raise StopAsyncIteration
 
     def __await__(self) -> Generator[object, None, Output]:
-        return self._whole().__await__()
+        return self.output().__await__()
 
-    async def _whole(self) -> Output:
+    async def output(self) -> Output:
+        """The whole of it."""
         inbox = self._begin()
         while not inbox.is_over:
             await self._more(inbox)
@@ -76,7 +78,7 @@ class Generation:
 
     async def aclose(self) -> None:
         """Abort the request if it runs. Called twice, or after the end, it does nothing."""
-        self._abandon()
+        self.abandon()
 
     def _begin(self) -> _Inbox:
         loop = asyncio.get_running_loop()
@@ -98,12 +100,13 @@ class Generation:
         try:
             await inbox.waiter
         except BaseException:
-            self._abandon()
+            self.abandon()
             raise
         finally:
             inbox.waiter = None
 
-    def _abandon(self) -> None:
+    def abandon(self) -> None:
+        """``aclose``, without a coroutine."""
         inbox, task = self._inbox, self._task
         if inbox is None:  # never begun, and never will be
             self._inbox = inbox = _Inbox()
@@ -114,7 +117,27 @@ class Generation:
 
     def __del__(self) -> None:
         if getattr(self, "_task", None) is not None:
-            self._abandon()
+            self.abandon()
+
+
+class _Loop:
+    """One ``async for`` over a generation. Nobody else refers to it, so that it ends when the loop is left,
+    which Python tells nobody else: the generation itself may have a name that lives on."""
+
+    def __init__(self, generation: Generation) -> None:
+        self._generation = generation
+
+    def __aiter__(self) -> _Loop:
+        return self
+
+    async def __anext__(self) -> Delta:
+        return await self._generation.__anext__()
+
+    async def aclose(self) -> None:
+        self._generation.abandon()
+
+    def __del__(self) -> None:
+        self._generation.abandon()
 
 
 class _Inbox:

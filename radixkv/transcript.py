@@ -74,14 +74,23 @@ class Transcript:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """One turn at a time: raises ``MisuseError`` while another goes on."""
-        if self._is_busy:
-            raise MisuseError("this chat waits for a reply already")
-        self._is_busy = True
+        """As ``begin_turn`` and ``end_turn``."""
+        self.begin_turn()
         try:
             yield
         finally:
-            self._is_busy = False
+            self.end_turn()
+
+    def begin_turn(self) -> None:
+        """One turn at a time: raises ``MisuseError`` while another goes on."""
+        if self._is_busy:
+            raise MisuseError(
+                "this chat waits for a reply already (a stream that was left early is ended by its aclose)"
+            )
+        self._is_busy = True
+
+    def end_turn(self) -> None:
+        self._is_busy = False
 
     def record(self, prompt: ChatPrompt, output: Output) -> None:
         """``output`` is the reply to ``prompt``: both become the past. Of the sampled ids those count that

@@ -45,7 +45,7 @@ RANKS = {
     "detokenizer": 7, "stop_strings": 7, "text_stream": 7, "answer": 7, "service": 7, "opening": 7, "jobs": 7,
     "mailbox": 7, "engine_thread": 7, "stream_task": 7, "job_task": 7, "generation": 7, "transcript": 7,
     "sample_answer": 7,
-    "llm": 8, "async_llm": 8, "chat": 8, "async_chat": 8, "testing.*": 8, "bench.*": 8,
+    "llm": 8, "async_llm": 8, "chat": 8, "async_chat": 8, "chat_stream": 8, "testing.*": 8, "bench.*": 8,
     "program.*": 9, "server.*": 9, "cli": 9, "__main__": 9,
     # A package's face re-exports its own folder; nobody inside imports from it.
     "kv": 4, "sched": 5, "executor.attention": 6, "executor": 7, "testing": 9, "bench": 9, "program": 9,

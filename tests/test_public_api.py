@@ -21,6 +21,7 @@ PUBLIC: dict[str, set[str]] = {
         "Beam",
         "BeamOutput",
         "Chat",
+        "ChatStream",
         "ConfigError",
         "Delta",
         "DuplicateRequestError",
