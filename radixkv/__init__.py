@@ -50,8 +50,8 @@ if TYPE_CHECKING:
     from radixkv.token_logprobs import TokenLogprobs
 
 __all__ = [
-    "Adapter",
     "LLM",
+    "Adapter",
     "AsyncChat",
     "AsyncLLM",
     "Beam",

@@ -98,10 +98,10 @@ class Histogram:
 
     def check(self) -> None:
         """H1. Raises ``InternalError``. Costs O(buckets)."""
-        filled = [k for k, times in enumerate(self._counts) if times]
-        slack = 1e-9 * (1.0 + abs(self.sum))  # sums of floats
         holds = min(self._counts) >= 0 and sum(self._counts) == self.count
-        if holds and filled:
+        if holds and self.count:
+            filled = [k for k, times in enumerate(self._counts) if times]
+            slack = 1e-9 * (1.0 + abs(self.sum))  # sums of floats
             holds = (
                 bisect_left(self.bounds, self.smallest) == filled[0]
                 and bisect_left(self.bounds, self.largest) == filled[-1]

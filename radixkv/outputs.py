@@ -9,7 +9,17 @@ from radixkv.sched.batch import Usage
 from radixkv.sequence import FinishReason
 from radixkv.token_logprobs import TokenLogprobs
 
-__all__ = ["Beam", "BeamOutput", "Delta", "Output", "PrefillInfo", "PromptExplanation", "Sample", "Score", "Usage"]
+__all__ = [
+    "Beam",
+    "BeamOutput",
+    "Delta",
+    "Output",
+    "PrefillInfo",
+    "PromptExplanation",
+    "Sample",
+    "Score",
+    "Usage",
+]
 
 
 @dataclass(frozen=True)

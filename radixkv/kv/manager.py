@@ -747,15 +747,11 @@ class KVCacheManager:
     def check_writes(self, seq: Sequence, num_tokens: int) -> None:
         """Verify W1 for the next ``num_tokens`` positions after their ``reserve``."""
         start, stop = seq.num_computed, seq.num_computed + num_tokens
-        require(
-            stop <= seq.page_table.num_slots, "W1", "no room to write positions from", start, "to", stop - 1
-        )
+        require(stop <= seq.page_table.num_slots, "W1", "no room to write", range(start, stop))
         pages = seq.page_table.pages[start // self.page_size : -(-stop // self.page_size)]
         counts = self.pool.ref_count[pages]
         alone = num_tokens == 0 or bool((counts == 1).all())
-        require(
-            alone, "W1", "positions from", start, "to", stop - 1, "on pages", pages, "with counts", counts
-        )
+        require(alone, "W1", range(start, stop), "on pages", pages, "with counts", counts)
 
     def stats(self) -> dict[str, Any]:
         """Page numbers now, counters since the beginning, and the tree's with its histograms.

@@ -111,15 +111,13 @@ class PagePool:
     def check(self) -> None:
         """Verify P1 from scratch; raises ``InternalError``."""
         free = self._stack[: self._num_free]
-        require(0 <= self._num_free <= self.num_pages, "P1", self.stats())
-        require(len(np.unique(free)) == len(free), "P1", f"a page is on the free stack twice: {_some(free)}")
-        require(
-            bool((self._count >= 0).all()), "P2", f"negative counts: {_some(np.flatnonzero(self._count < 0))}"
-        )
+        require(0 <= self._num_free <= self.num_pages, "P1", self.stats)
+        require(bool((self._count >= 0).all()), "P2", "negative counts:", self._count)
         on_stack = np.zeros(self.num_pages, np.bool_)
         on_stack[free] = True
+        require(np.count_nonzero(on_stack) == len(free), "P1", "a page is on the free stack twice:", free)
         wrong = np.flatnonzero(on_stack != (self._count == 0))
-        require(len(wrong) == 0, "P1", f"count and free stack disagree on pages {_some(wrong)}")
+        require(len(wrong) == 0, "P1", "count and free stack disagree on pages", wrong[:16])
 
     def stats(self) -> dict[str, int]:
         return {

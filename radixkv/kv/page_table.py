@@ -78,10 +78,8 @@ class PageTable:
     def check(self) -> None:
         """B2: no page stands twice; raises ``InternalError``."""
         pages = self.pages
-        require(
-            len(np.unique(pages)) == len(pages), "B2", f"a page stands twice in a table: {pages.tolist()}"
-        )
-        require(pages.min(initial=0) >= 0, "B2", f"a table holds a negative page id: {pages.tolist()}")
+        require(len(set(pages.tolist())) == len(pages), "B2", "a page stands twice in a table:", pages)
+        require(pages.min(initial=0) >= 0, "B2", "a table holds a negative page id:", pages)
 
     def stats(self) -> dict[str, int]:
         return {"num_pages": self.num_pages, "num_slots": self.num_slots}

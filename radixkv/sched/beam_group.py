@@ -151,7 +151,7 @@ class BeamGroup:
             require(len({beam.num_tokens for beam in self.beams}) == 1, "G2", f"lengths: {state}")
         for beam in self.beams[1:]:
             apart = beam.page_table.num_pages == 0 and beam.status is Status.WAITING
-            require(apart == self.is_gathered, "G2", f"a beam is {beam.status}: {state}")
+            require(apart == self.is_gathered, "G2", "a beam is", beam.status, state)
 
     def stats(self) -> dict[str, int]:
         """``num_beams``, ``num_finished`` and whether the group ``is_gathered``."""

@@ -371,14 +371,14 @@ class Scheduler:
         require(not waiting.keys() & running.keys(), "D1", "a sequence both waits and runs")
         require({**waiting, **running} == live, "D1", "a sequence neither waits nor runs")
         for seq in waiting.values():
-            require(seq.status is Status.WAITING, "D1", f"{seq.request.request_id} waits as {seq.status}")
+            require(seq.status is Status.WAITING, "D1", seq.request.request_id, "waits as", seq.status)
             require(seq.page_table.num_pages == 0, "D3", f"{seq.request.request_id} waits and holds pages")
         for seq in running.values():
-            require(seq.status is Status.RUNNING, "D1", f"{seq.request.request_id} runs as {seq.status}")
+            require(seq.status is Status.RUNNING, "D1", seq.request.request_id, "runs as", seq.status)
             committed = seq.num_committed_pages * self.config.page_size
             require(committed <= seq.num_computed < seq.num_tokens, "S1", seq.request.request_id)
         places = self._running.num_places
         require(places <= self._admission.max_running, "D2", f"{places} places are taken")
         for beams in self._running.beams.values():
             beams.check()
-        require(self.counters.num_added == self.counters.num_ended + len(self._live), "N1", self.stats())
+        require(self.counters.num_added == self.counters.num_ended + len(self._live), "N1", self.stats)

@@ -134,4 +134,4 @@ class WaitingQueue:
         due = sorted(
             (self._deadline(seq), n) for n, seq in self._by_number.items() if self._has_deadline(seq)
         )
-        require(list(self._deadlines) == due, "Q3", f"deadlines are {list(self._deadlines)}, not {due}")
+        require(list(self._deadlines) == due, "Q3", "deadlines are", self._deadlines, "not", due)
