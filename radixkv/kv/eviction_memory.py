@@ -67,7 +67,7 @@ class EvictionMemory:
             return
         self._runs.append(_Run(anchor, tokens, serials, first_number))
         self._num_pages += len(serials)
-        while (excess := len(self) - self.max_pages) > 0:
+        while (excess := self._num_pages - self._num_forgotten - self.max_pages) > 0:
             self._forget(excess)
 
     def _forget(self, num_pages: int) -> None:

@@ -20,8 +20,8 @@ _LONGEST_USES = 2**32
 class EvictionOrder:
     """Arrays by page id, written when a path is used, and the queue of candidates.
 
-    The tree tells it what happened (``used``, ``opened``, ``closed``, ``evicted``) and asks it who goes next
-    (``next_victim``, ``num_victims``); nothing else of the tree knows a policy. Another order, one whose
+    The tree tells it what happened (``matched``, ``opened``, ``closed``, ``evicted``) and asks it who goes
+    next (``next_victim``, ``num_victims``); nothing else of the tree knows a policy. Another order, one whose
     keys may fall or that keeps several queues, is another class with these methods.
 
     T5: what is kept per page never rises along a path; a candidate's entry in the queue is never ahead of
@@ -112,9 +112,9 @@ class EvictionOrder:
         self._is_tail[page] = True
         self._queue.push(page, self._keys.item(page))
 
-    def closed(self, pages: PageIds | int) -> None:
-        """These end no leaf any more, or have left the tree."""
-        self._is_tail[pages] = False
+    def closed(self, page: int) -> None:
+        """``page`` ends no leaf any more, or has left the tree."""
+        self._is_tail[page] = False
 
     def became_idle(self, pages: PageIds) -> None:
         """The tree alone holds these from now on. Those that end no leaf are passed over."""
@@ -122,7 +122,7 @@ class EvictionOrder:
         for page in pages[self._is_tail[pages]].tolist():
             self._queue.push(page, self._keys.item(page))
 
-    def evicted(self, page: int) -> None:
+    def evicted_one(self, page: int) -> None:
         """This one goes now."""
         self._new_ages.append(self.now - self._last_use.item(page))
         if len(self._new_ages) >= _BATCH:
@@ -130,10 +130,13 @@ class EvictionOrder:
         if not self._is_lru:
             self._floor = max(self._floor, self._keys.item(page))
 
-    def evicted_many(self, pages: PageIds) -> None:
+    def evicted(self, pages: PageIds) -> None:
         """These go now, in this order; at least one."""
-        self._new_ages += (self.now - self._last_use[pages[:-1]]).tolist()
-        self.evicted(pages.item(-1))
+        self._new_ages += (self.now - self._last_use[pages]).tolist()
+        if len(self._new_ages) >= _BATCH:
+            self._record()
+        if not self._is_lru:  # the last one's key is the highest (T5)
+            self._floor = max(self._floor, self._keys.item(pages.item(-1)))
 
     def clear(self) -> None:
         """No page is in the tree any more."""
@@ -151,6 +154,9 @@ class EvictionOrder:
         """How many of ``tail``, which are a leaf's last pages from the end on, come next: idle ones that go
         before every other candidate. The first is known to be the next victim."""
         others = self._queue.first_key()
+        farthest = tail.item(-1)  # if it goes, all do: towards the root keys and counts never fall (T5, M2)
+        if ref_count.item(farthest) == 1 and (others is None or self._keys.item(farthest) < others):
+            return len(tail)
         if others is None:
             stop = ref_count[tail] != 1
         else:

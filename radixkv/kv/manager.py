@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from radixkv.errors import InternalError, MisuseError, OutOfPages
+from radixkv.errors import ConfigError, InternalError, MisuseError, OutOfPages
 from radixkv.kv.arguments import as_namespace, as_num_tokens, as_setting, as_timeout_s, as_token_ids
 from radixkv.kv.events import Event, EventLog, Stored
 from radixkv.kv.explanation import Explanation as Explanation
@@ -55,8 +55,8 @@ class KVCacheManager:
     tokens must have matched) or, where it cannot be, the partial match dropped: so a hit never needs more
     pages than a miss. Not safe for several threads.
 
-    A sequence that another manager holds, that nobody acquired, or whose ``num_computed`` was lowered by
-    hand is refused with ``MisuseError``, before anything was changed.
+    A sequence that another manager holds, that nobody acquired, that has another one's page table, or whose
+    ``num_computed`` was lowered by hand is refused with ``MisuseError``, before anything was changed.
     """
 
     def __init__(
@@ -69,9 +69,12 @@ class KVCacheManager:
         max_event_pages: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        _refuse_no_parts(pool, tree, clock)
         max_pinned_pages = as_setting("max_pinned_pages", max_pinned_pages, pool.num_pages - 1)
         eviction_memory = as_setting("eviction_memory", eviction_memory)
         max_event_pages = as_setting("max_event_pages", max_event_pages)
+        pool.claim()
+        tree.claim()
         self.pool = pool
         self.tree = tree
         self.page_size = tree.page_size
@@ -140,7 +143,10 @@ class KVCacheManager:
 
     def find(self, request: Request) -> Finding:
         """What ``peek`` returns, with what it depends on: see ``still_finds``. Changes nothing."""
-        limit = request.max_hit_tokens
+        try:
+            limit = request.max_hit_tokens
+        except AttributeError:
+            raise MisuseError(f"only what a Request asks for can be found, got {shown(request)}") from None
         namespace = self._namespace(request.namespace)
         if limit < len(request.prompt_ids) - 1:  # of what is to be scored, some may be known
             assert request.logprob_start is not None
@@ -249,7 +255,7 @@ class KVCacheManager:
         table.is_hit_counted = True
         self._hold(match.page_ids)
         seq.namespace = namespace
-        seq.page_table.hold = Hold(self, namespace, match.num_tokens)
+        seq.page_table.hold = Hold(self, namespace, match.num_tokens, seq)
         seq.page_table.extend(match.page_ids)
         if match.partial_page is not None:
             self._hold(_page(match.partial_page))
@@ -263,10 +269,9 @@ class KVCacheManager:
             self._admitting.add(seq)
 
     def _check_empty(self, seq: Sequence) -> None:
-        if seq.page_table.page_size != self.page_size:
-            raise MisuseError(
-                f"the table's pages are of {seq.page_table.page_size}, not {self.page_size} tokens"
-            )
+        table = _table_of(seq, "acquire")
+        if table.page_size != self.page_size:
+            raise MisuseError(f"the table's pages are of {table.page_size}, not {self.page_size} tokens")
         if seq.page_table.hold is not None:
             self._check_manager(seq.page_table.hold, seq, "acquire")
         if seq.page_table.hold is not None or seq.page_table.num_pages or seq.num_computed:
@@ -278,7 +283,7 @@ class KVCacheManager:
     def _check_held(self, seq: Sequence, verb: str) -> Hold:
         """This manager holds the sequence, and what is computed has not become less, nor more than there is
         room for. Costs O(1)."""
-        hold = seq.page_table.hold
+        hold = _table_of(seq, verb).hold
         if hold is None:
             raise MisuseError(
                 f"{verb} of request {seq.request.request_id}, which holds nothing: acquire it first"
@@ -288,9 +293,13 @@ class KVCacheManager:
             raise MisuseError(
                 f"{verb} of a sequence of namespace {seq.namespace}, whose pages are of {hold.namespace}"
             )
-        num_computed, committed = plain_whole(seq.num_computed), seq.num_committed_pages * self.page_size
-        if num_computed is None:
-            raise MisuseError(f"num_computed must be a whole number, got {shown(seq.num_computed)}")
+        num_computed, num_committed = plain_whole(seq.num_computed), plain_whole(seq.num_committed_pages)
+        if num_computed is None or num_committed is None:
+            raise MisuseError(
+                f"num_computed and num_committed_pages must be whole numbers, got {shown(seq.num_computed)} "
+                f"and {shown(seq.num_committed_pages)}"
+            )
+        committed = num_committed * self.page_size
         if num_computed < max(hold.num_computed, committed):
             raise MisuseError(
                 f"{verb}: num_computed fell from {max(hold.num_computed, committed)} to {num_computed}; "
@@ -302,6 +311,12 @@ class KVCacheManager:
     def _check_manager(self, hold: Hold, seq: Sequence, verb: str) -> None:
         if hold.manager is not self:
             raise MisuseError(f"{verb} of request {seq.request.request_id}, which another manager holds")
+        if hold.owner is None:
+            hold.owner = seq
+        elif hold.owner is not seq:
+            raise MisuseError(
+                f"{verb} of request {seq.request.request_id}, whose page table is another sequence's"
+            )
 
     # ---- reserve ----------------------------------------------------------------------------------------
 
@@ -520,12 +535,15 @@ class KVCacheManager:
         """A table for a second sequence with the same computed tokens; all of its pages are shared.
 
         The caller sets the new sequence's ``page_table`` to it, and copies ``num_computed``,
-        ``num_committed_pages`` and ``namespace`` after this call. Whoever writes to the shared last page
+        ``num_committed_pages`` and ``namespace`` after this call. Full pages are committed first: one of two
+        that hold a page can not be repointed without the other (M2). Whoever writes to the shared last page
         first copies it, in ``reserve``. Pages reserved beyond the computed tokens are not shared. Raises
         ``MisuseError`` for a sequence that is not held.
         """
         hold = self._check_held(seq, "fork")
         copy = self._open_copy(seq, "fork")
+        if seq.num_computed // self.page_size > seq.num_committed_pages:
+            self.commit(seq)
         pages = seq.page_table.pages[: -(-seq.num_computed // self.page_size)].copy()
         if copy is not None:  # what the copy would bring stands on its source
             pages = np.append(pages[: copy.page_index], np.int32(copy.source))
@@ -542,6 +560,7 @@ class KVCacheManager:
         that were committed stay in the tree; a page that is cut in its middle is copied at the next write.
         """
         num_tokens = as_num_tokens("truncate to", num_tokens)
+        _table_of(seq, "truncate")
         if not seq.num_prompt <= num_tokens <= seq.num_tokens:
             raise MisuseError(
                 f"cannot truncate to {num_tokens} tokens: the prompt has {seq.num_prompt}, "
@@ -569,7 +588,8 @@ class KVCacheManager:
         that was not done is cancelled. Afterwards the table is empty and nothing is computed. A second call
         does nothing.
         """
-        if seq.page_table.hold is None and seq.page_table.num_pages == 0:
+        table = _table_of(seq, "release")
+        if table.hold is None and table.num_pages == 0:
             return
         self._check_held(seq, "release")
         self._end_copy(seq)
@@ -682,6 +702,8 @@ class KVCacheManager:
         """Verify every invariant from scratch; ``sequences`` are all that may hold pages. Raises
         ``InternalError`` with its name and the state."""
         sequences = list(sequences)
+        for seq in sequences:
+            _table_of(seq, "check")
         self.pool.check()
         self.tree.check(self.pool.ref_count)
         if self._events is not None:
@@ -728,6 +750,8 @@ class KVCacheManager:
         hold = seq.page_table.hold
         is_mine = hold.manager is self if hold is not None else seq.page_table.num_pages == 0
         require(is_mine, "M1", "pages that this manager did not give:", state)
+        is_own = hold is None or hold.owner is None or hold.owner is seq
+        require(is_own, "M1", "the page table is another sequence's:", state)
 
     def check_idle(self) -> None:
         """Verify M1 where no sequence holds anything: each page is free, or the tree's, or pinned. Raises
@@ -771,6 +795,22 @@ class KVCacheManager:
             **self.slot_logprobs.stats(),
             **{f"tree_{name}": value for name, value in self.tree.stats().items()},
         }
+
+
+def _refuse_no_parts(pool: object, tree: object, clock: object) -> None:
+    if not isinstance(pool, PagePool):
+        raise ConfigError(f"pool must be a PagePool, got {shown(pool)}")
+    if not isinstance(tree, (RadixTree, NullTree)):
+        raise ConfigError(f"tree must be a RadixTree or a NullTree, got {shown(tree)}")
+    if not callable(clock):
+        raise ConfigError(f"clock must be a function that gives seconds, got {shown(clock)}")
+
+
+def _table_of(seq: object, verb: str) -> PageTable:
+    table = getattr(seq, "page_table", None)
+    if not isinstance(table, PageTable):
+        raise MisuseError(f"cannot {verb} what is no Sequence: {shown(seq)}")
+    return table
 
 
 def _without_epoch(event: Event) -> Event:

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 from sortedcontainers import SortedDict
 
-from radixkv.config import EvictionPolicyName
-from radixkv.errors import MisuseError
+from radixkv.config import EVICTION_POLICIES, EvictionPolicyName
+from radixkv.errors import ConfigError, MisuseError
 from radixkv.kv.arguments import as_page_size
 from radixkv.kv.events import Cleared, EventLog, RemovalReason, Removed, Stored
 from radixkv.kv.eviction_memory import Anchor, EvictionMemory
@@ -34,6 +34,8 @@ from radixkv.types import Namespace, PageIds, TokenIds
 _ID_BYTES = 4
 _MERGED_BYTES = 4096 * TOKEN_BYTES
 """Appending and merging stop at this edge length, so that neither costs more with the prompt's length."""
+
+_MANY_CHILDREN = 1024
 
 
 class Node:
@@ -108,8 +110,12 @@ class RadixTree:
     """
 
     def __init__(self, page_size: int, eviction_policy: EvictionPolicyName = "lru") -> None:
-        """Raises ``ConfigError`` unless ``page_size`` is a power of two up to 256."""
+        """Raises ``ConfigError`` unless ``page_size`` is a power of two up to 256 and the policy has one of
+        the names that there are."""
         self.page_size = page_size = as_page_size(page_size)
+        if eviction_policy not in EVICTION_POLICIES:
+            names = ", ".join(EVICTION_POLICIES)
+            raise ConfigError(f"eviction_policy must be one of {names}, got {shown(eviction_policy)}")
         self.version = 0
         """Changes whenever the content changed."""
         self._page_bytes = page_size * TOKEN_BYTES
@@ -118,6 +124,7 @@ class RadixTree:
         self._memory = EvictionMemory(0)
         self._changes = ChangeLog()
         self._events: EventLog | None = None
+        self._is_claimed = False
         self._next_serial = 1
         self._num_nodes = 0
         self._counters = dict.fromkeys(
@@ -132,6 +139,13 @@ class RadixTree:
         self._serial = np.zeros(0, np.int64)
         self._mark = np.zeros(0, np.int32)  # scratch of the T3 test, no state
         self._node_of: NDArray[np.object_] = np.empty(0, np.object_)
+
+    def claim(self) -> None:
+        """A manager begins to work with it. Raises ``MisuseError`` where one does already, for two would count
+        the same pages apart."""
+        if self._is_claimed:
+            raise MisuseError("a manager works with this tree already: two cannot share it")
+        self._is_claimed = True
 
     # ---- looking ----------------------------------------------------------------------------------------
 
@@ -274,15 +288,16 @@ class RadixTree:
         return best, best_agree
 
     def _agree_beside(self, node: Node) -> int:
-        """How many of the edge's first tokens a sibling begins with, too: one of the two beside it."""
+        """How many of the edge's first tokens a sibling begins with, too: one of the two beside it. 0, which
+        may be too few, where there are so many that finding those two would cost more with their number."""
         assert node.parent is not None
         children = node.parent.children
-        if len(children) == 1:
+        if not 1 < len(children) <= _MANY_CHILDREN:
             return 0
         key = node.tokens[: self._page_bytes]
-        place = children.bisect_left(key)
-        beside = [children.keys()[at] for at in (place - 1, place + 1) if 0 <= at < len(children)]
-        return max(page_agreement(near, key) for near in beside)
+        above = next(children.irange(key, None, (False, False)), b"")
+        below = next(children.irange(None, key, (False, False), True), b"")
+        return max(page_agreement(above, key), page_agreement(below, key))
 
     def _index_of(self, node: Node, page: int) -> int:
         if node.last_page == page:

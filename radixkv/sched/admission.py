@@ -207,7 +207,7 @@ class Admission:
         if not giving_way and not (self.reservation.is_adaptive and room.running):
             return None
         needed = self.reservation.pages(seq) + room.pages_to_come(giving_way)
-        if not giving_way and needed <= self._kv.pool.num_free:
+        if not giving_way and self._kv.has_available(needed):
             return None
         available = self._kv.num_available_without(giving_way)
         return OutOfPages(needed, available) if needed > available else None

@@ -30,6 +30,10 @@ class Room:
         self.places = max_running - sum(seq.num_samples for seq in self.running)
         self.budget = max_batch_tokens - sum(grants.values())
         self._reservation = reservation
+        self._to_come: dict[Sequence, int] = {}
+        """Pages that each who runs will want, once somebody has asked: neither the reservation nor a page
+        table changes while it runs on in this step."""
+        self._sum_to_come = 0
 
     def num_to_make_way(self, seq: Sequence, weaker: list[Sequence]) -> int | None:
         """How many of ``weaker``, from its start, have to go so that ``seq`` finds places and a token of the
@@ -48,11 +52,17 @@ class Room:
         is taken at admission. Changes nothing."""
         if not self._reservation.is_adaptive:
             return 0
-        return sum(self._reservation.pages(seq) for seq in self.running if seq not in giving_way)
+        if len(self._to_come) < len(self.running):
+            for seq in self.running:
+                if seq not in self._to_come:
+                    self._to_come[seq] = num_pages = self._reservation.pages(seq)
+                    self._sum_to_come += num_pages
+        return self._sum_to_come - sum(self._to_come[seq] for seq in giving_way)
 
     def make_way(self, seq: Sequence) -> None:
         """``seq`` runs no more."""
         self.running.remove(seq)
+        self._sum_to_come -= self._to_come.pop(seq, 0)
         self.victims.add(seq)
         self.places += seq.num_samples
         self.budget += self.grants.pop(seq)

@@ -183,7 +183,7 @@ def test_cost_keeps_what_is_deep_in_its_prompt() -> None:
 
 
 def test_ages_and_gaps_are_counted_in_uses() -> None:
-    """Fault seen: ``evicted_many`` leaves the last page out; ``matched`` looks at the first page."""
+    """Fault seen: ``evicted`` leaves the last page out; ``matched`` looks at the first page."""
     tree, counts = RadixTree(1), np.ones(9, np.int32)
     tree.insert(_ids([1, 2, 3]), _ids([0, 1, 2]))  # use 1
     tree.insert(_ids([9]), _ids([5]))  # use 2

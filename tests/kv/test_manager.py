@@ -672,7 +672,7 @@ def test_b079_namespaces_do_not_see_each_other() -> None:
 
 
 def test_b140_explain_says_whether_it_was_ever_cached() -> None:
-    """Fault seen: ``record`` not called in ``_remember``."""
+    """Fault seen: ``record`` not called in ``_cut``."""
     led = Ledger(4)
     led.run(span(0, 16))
     led.run(span(50, 58))
