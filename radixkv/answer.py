@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from radixkv.engine import Engine
+from radixkv.errors import EngineDeadError, QueueTimeoutError
 from radixkv.outputs import Delta, Output
 from radixkv.sample_answer import SampleAnswer
 from radixkv.sched.batch import SequenceOutput, Usage
@@ -31,6 +32,13 @@ class Answer:
     def is_done(self) -> bool:
         return self.error is not None or all(sample.finish_reason is not None for sample in self._samples)
 
+    def raise_unless_answered(self) -> None:
+        """Raise its error, or ``QueueTimeoutError`` where it was not computed at all."""
+        if self.error is not None:
+            raise self.error
+        if self._samples[0].finish_reason == "timeout":
+            raise QueueTimeoutError("this call waited longer than queue_timeout_s for its start")
+
     @property
     def has_several_samples(self) -> bool:
         return len(self._samples) > 1
@@ -52,7 +60,8 @@ class Answer:
         if sample.finish_reason is not None or self.error is not None:
             return None
         if output.error is not None:
-            self.error = output.error
+            shared = output.error
+            self.error = shared.again() if isinstance(shared, EngineDeadError) else shared
             return None
         delta = sample.take(output)
         if output.finish_reason is not None:

@@ -12,6 +12,7 @@ from radixkv.namespace import NO_SCOPE, Scope
 from radixkv.outputs import Output, PromptExplanation
 from radixkv.sampling import SamplingParams
 from radixkv.transcript import ChatPrompt, Message, Transcript
+from radixkv.urgency import Urgency
 
 if TYPE_CHECKING:
     from radixkv.async_llm import AsyncLLM
@@ -33,17 +34,34 @@ class AsyncChat:
         """What was said, ``{"role": ..., "content": ...}`` each."""
         return self._transcript.messages
 
-    async def send(self, content: str, sampling_params: SamplingParams | None = None) -> Output:
-        """Say something as the user, and wait for the reply. Raises ``MisuseError`` while another task waits
-        for one."""
+    async def send(
+        self,
+        content: str,
+        sampling_params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        queue_timeout_s: float | None = None,
+    ) -> Output:
+        """Say something as the user, and wait for the reply; ``priority`` and ``queue_timeout_s`` as in
+        ``LLM.generate``. A turn that waited too long leaves the conversation as it was. Raises
+        ``MisuseError`` while another task waits for one."""
         self._leave_stream()
         with self._transcript.turn():
-            prompt, generation = await self._start(content, sampling_params)
+            prompt, generation = await self._start(
+                content, sampling_params, Urgency(priority, queue_timeout_s)
+            )
             output = await generation
             await self._record(prompt, output)
             return output
 
-    def stream(self, content: str, sampling_params: SamplingParams | None = None) -> ChatStream:
+    def stream(
+        self,
+        content: str,
+        sampling_params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        queue_timeout_s: float | None = None,
+    ) -> ChatStream:
         """Say something as the user, and get the reply piece by piece: ``async for delta in ...``."""
 
         async def begin(stream: ChatStream) -> tuple[ChatPrompt, Generation]:
@@ -51,7 +69,7 @@ class AsyncChat:
             self._transcript.begin_turn()
             stream.takes_turn()
             self._stream = weakref.ref(stream)
-            return await self._start(content, sampling_params)
+            return await self._start(content, sampling_params, Urgency(priority, queue_timeout_s))
 
         return ChatStream(begin, self._record, self._transcript.end_turn)
 
@@ -62,11 +80,18 @@ class AsyncChat:
             stream.leave()
 
     async def _start(
-        self, content: str, sampling_params: SamplingParams | None
+        self, content: str, sampling_params: SamplingParams | None, urgency: Urgency
     ) -> tuple[ChatPrompt, Generation]:
         refuse_several(sampling_params)
         prompt = await self._prompt(content)
-        return prompt, self._generate(prompt, sampling_params)
+        return prompt, self._llm.generate(
+            prompt.token_ids,
+            sampling_params,
+            cache_salt=self._scope.cache_salt,
+            adapter=self._scope.adapter,
+            priority=urgency.priority,
+            queue_timeout_s=urgency.queue_timeout_s,
+        )
 
     async def explain(self, content: str) -> PromptExplanation:
         """As ``Chat.explain``."""
@@ -75,17 +100,9 @@ class AsyncChat:
             prompt.token_ids, cache_salt=self._scope.cache_salt, adapter=self._scope.adapter
         )
 
-    def _generate(self, prompt: ChatPrompt, sampling_params: SamplingParams | None) -> Generation:
-        return self._llm.generate(
-            prompt.token_ids,
-            sampling_params,
-            cache_salt=self._scope.cache_salt,
-            adapter=self._scope.adapter,
-        )
-
     async def _prompt(self, content: str) -> ChatPrompt:
         return await self._llm.between_steps(lambda: self._transcript.prompt(user(content)))
 
     async def _record(self, prompt: ChatPrompt, output: Output) -> None:
-        if output.finish_reason != "abort":
+        if output.finish_reason not in ("abort", "timeout"):
             await self._llm.between_steps(lambda: self._transcript.record(prompt, output))

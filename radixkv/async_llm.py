@@ -33,6 +33,7 @@ from radixkv.prompts import Prompt, copied, is_one_prompt
 from radixkv.sampling import SamplingParams
 from radixkv.sequence import Request
 from radixkv.service import Service
+from radixkv.urgency import Urgency
 
 T = TypeVar("T")
 
@@ -83,15 +84,21 @@ class AsyncLLM:
         *,
         cache_salt: str | None = None,
         adapter: str | None = None,
+        priority: int = 0,
+        queue_timeout_s: float | None = None,
     ) -> Generation:
         """One prompt, text or token ids; run several with ``asyncio.gather``. What is wrong with the prompt
-        is raised where the result is awaited. See ``Generation``."""
+        is raised where the result is awaited, and so is ``QueueFullError``. ``priority`` and
+        ``queue_timeout_s`` as in ``LLM.generate``. See ``Generation``."""
         self._thread.refuse_fork()
         sampling = SamplingParams() if sampling_params is None else sampling_params
         if not isinstance(sampling, SamplingParams):
             raise InvalidRequestError(f"sampling_params must be SamplingParams, got {shown(sampling)}")
         scope = Scope(cache_salt, adapter)
-        return Generation(self._thread, self, copied(prompt), sampling, self._next_request_id(), scope)
+        urgency = Urgency(priority, queue_timeout_s)
+        return Generation(
+            self._thread, self, copied(prompt), sampling, self._next_request_id(), scope, urgency
+        )
 
     def abort(self, request_id: int) -> None:
         """End a generation (by its ``request_id``) before the next step; it gives what it has, with the

@@ -55,8 +55,16 @@ class Chat:
         """What was said, ``{"role": ..., "content": ...}`` each."""
         return self._transcript.messages
 
-    def send(self, content: str, sampling_params: SamplingParams | None = None) -> Output:
-        """Say something as the user, and wait for the reply."""
+    def send(
+        self,
+        content: str,
+        sampling_params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        queue_timeout_s: float | None = None,
+    ) -> Output:
+        """Say something as the user, and wait for the reply; ``priority`` and ``queue_timeout_s`` as in
+        ``LLM.generate``. A turn that waited too long leaves the conversation as it was."""
         with self._transcript.turn():
             refuse_several(sampling_params)
             prompt = self._prompt(content)
@@ -65,8 +73,10 @@ class Chat:
                 sampling_params,
                 cache_salt=self._scope.cache_salt,
                 adapter=self._scope.adapter,
+                priority=priority,
+                queue_timeout_s=queue_timeout_s,
             )
-            if output.finish_reason != "abort":
+            if output.finish_reason not in ("abort", "timeout"):
                 self._llm.between_calls(lambda: self._transcript.record(prompt, output))
             return output
 

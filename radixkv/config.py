@@ -47,7 +47,7 @@ class EngineConfig:
     priority. Without it, it waits until one ends."""
     max_waiting: int | None = None
     """Requests that may wait at once, preempted ones among them; one more is refused (``QueueFullError``).
-    ``None``: no limit."""
+    All that arrive between two steps wait, also where there are places for them. ``None``: no limit."""
     queue_timeout_s: float | None = None
     """A request that has waited longer for its first admission ends with ``timeout``, and is not computed.
     ``None``: it waits as long as it takes. ``Request.queue_timeout_s`` goes before this."""

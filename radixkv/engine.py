@@ -135,6 +135,11 @@ class Engine:
         return outputs + self.scheduler.take_outputs()
 
     @property
+    def is_full(self) -> bool:
+        """Whether ``max_waiting`` requests wait, so that ``add`` would raise ``QueueFullError``."""
+        return self.scheduler.is_full
+
+    @property
     def has_work(self) -> bool:
         return self.scheduler.has_work or bool(self._undelivered)
 

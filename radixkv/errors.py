@@ -5,6 +5,7 @@ RadixKVError
 │   ├── RequestTooLargeError           can never fit: names what it needs and the limit
 │   ├── DuplicateRequestError          a request id that is already in use
 │   └── QueueFullError                 as many requests wait as may: names both numbers
+├── QueueTimeoutError (TimeoutError)   a call of several requests waited too long for its start
 ├── MisuseError (ValueError)           a part of the ledger was called against its contract
 ├── ConfigError (ValueError)           a setting that makes no sense, with its value and the limit
 ├── UnsupportedModelError              the load-time check refused a model, and says why
@@ -48,6 +49,11 @@ class QueueFullError(InvalidRequestError):
         super().__init__(f"the queue is full: {num_waiting} requests wait, max_waiting is {max_waiting}")
         self.num_waiting = num_waiting
         self.max_waiting = max_waiting
+
+
+class QueueTimeoutError(RadixKVError, TimeoutError):
+    """A ``prefill``, ``score`` or ``beam_search`` waited longer than ``queue_timeout_s`` for its start, and
+    was not computed. (``generate`` gives an ``Output`` with the finish reason ``timeout`` instead.)"""
 
 
 class MisuseError(RadixKVError, ValueError):
@@ -103,7 +109,14 @@ class NonFiniteLogitsError(RadixKVError):
 
 
 class EngineDeadError(RadixKVError):
-    """The engine has stopped for good. ``__cause__`` is what killed it."""
+    """The engine has stopped for good. ``__cause__`` is what killed it. Everybody is told by one of his own."""
+
+    def again(self) -> EngineDeadError:
+        """The same for one more caller: an error that is raised at many places collects the tracebacks of all
+        of them, and keeps what their frames hold."""
+        twin = EngineDeadError(*self.args)
+        twin.__cause__ = self.__cause__
+        return twin
 
 
 class InternalError(RadixKVError):

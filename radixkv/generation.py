@@ -12,6 +12,7 @@ from radixkv.namespace import NO_SCOPE, Scope
 from radixkv.outputs import Delta, Output
 from radixkv.sampling import SamplingParams
 from radixkv.stream_task import StreamTask
+from radixkv.urgency import NO_URGENCY, Urgency
 
 
 class Generation:
@@ -34,6 +35,7 @@ class Generation:
         sampling: SamplingParams,
         request_id: int,
         scope: Scope = NO_SCOPE,
+        urgency: Urgency = NO_URGENCY,
     ) -> None:
         self.request_id = request_id
         """For ``abort``."""
@@ -42,6 +44,7 @@ class Generation:
         self._prompt = prompt
         self._sampling = sampling
         self._scope = scope
+        self._urgency = urgency
         self._inbox: _Inbox | None = None
         self._task: StreamTask | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -87,7 +90,13 @@ class Generation:
         if self._inbox is None:
             inbox = _Inbox()
             task = StreamTask(
-                self._thread.mailbox(loop), inbox, self._prompt, self._sampling, self.request_id, self._scope
+                self._thread.mailbox(loop),
+                inbox,
+                self._prompt,
+                self._sampling,
+                self.request_id,
+                self._scope,
+                self._urgency,
             )
             self._thread.submit(task)
             self._inbox, self._task, self._loop = inbox, task, loop

@@ -22,7 +22,7 @@ from radixkv.kv.manager import FlushReport, Pin
 from radixkv.namespace import Scope
 from radixkv.opening import OpenOptions, open_service
 from radixkv.outputs import BeamOutput, Output, PrefillInfo, PromptExplanation, Score
-from radixkv.prompts import Prompt, is_one_prompt, params_list, scopes_of
+from radixkv.prompts import Prompt, is_one_prompt, params_list, scopes_of, urgencies_of
 from radixkv.run import run_to_end
 from radixkv.sampling import SamplingParams
 from radixkv.sequence import Request
@@ -96,6 +96,8 @@ class LLM:
         *,
         cache_salt: str | None = None,
         adapter: str | None = None,
+        priority: int = 0,
+        queue_timeout_s: float | None = None,
         return_exceptions: Literal[False] = False,
         progress: bool | None = None,
     ) -> Output: ...
@@ -108,6 +110,8 @@ class LLM:
         *,
         cache_salt: str | None = None,
         adapter: str | None = None,
+        priority: int = 0,
+        queue_timeout_s: float | None = None,
         return_exceptions: Literal[True],
         progress: bool | None = None,
     ) -> Output | BaseException: ...
@@ -120,6 +124,8 @@ class LLM:
         *,
         cache_salt: OneOrEach = None,
         adapter: OneOrEach = None,
+        priority: int | Sequence[int] = 0,
+        queue_timeout_s: float | None = None,
         return_exceptions: Literal[False] = False,
         progress: bool | None = None,
     ) -> list[Output]: ...
@@ -132,6 +138,8 @@ class LLM:
         *,
         cache_salt: OneOrEach = None,
         adapter: OneOrEach = None,
+        priority: int | Sequence[int] = 0,
+        queue_timeout_s: float | None = None,
         return_exceptions: Literal[True],
         progress: bool | None = None,
     ) -> list[Output | BaseException]: ...
@@ -143,14 +151,19 @@ class LLM:
         *,
         cache_salt: OneOrEach = None,
         adapter: OneOrEach = None,
+        priority: int | Sequence[int] = 0,
+        queue_timeout_s: float | None = None,
         return_exceptions: bool = False,
         progress: bool | None = None,
     ) -> Any:
         """Run every prompt to its end; one ``Output`` for one prompt, a list in order for a list.
 
-        A prompt is text or token ids. ``sampling_params``, ``cache_salt`` and ``adapter`` are for all, or a
-        list has one for each. What is cached is shared only among requests with the same salt, and the same
-        ``adapter`` (a name given to ``load_adapter``; ``None`` is the base model).
+        A prompt is text or token ids. ``sampling_params``, ``cache_salt``, ``adapter`` and ``priority`` are
+        for all, or a list has one for each. What is cached is shared only among requests with the same salt,
+        and the same ``adapter`` (a name given to ``load_adapter``; ``None`` is the base model). ``priority``:
+        higher goes first, with the policy or the eviction policy ``priority``. ``queue_timeout_s``: a prompt
+        that has waited longer in the queue ends there, as ``timeout``; ``None``: what the option says. Where
+        ``max_waiting`` is less than the prompts, they enter the queue as it has room.
         A bad prompt raises before any work is done for any of them, naming its index and the limit:
         ``InvalidRequestError`` (empty, an id outside the vocabulary, no number, nested too deep) or
         ``RequestTooLargeError`` (over the model's positions or over the store). With
@@ -162,11 +175,15 @@ class LLM:
             items = [prompts] if one else list(prompts)
             params = params_list(sampling_params, len(items), one)
             scopes = scopes_of(cache_salt, adapter, len(items), one)
+            urgencies = urgencies_of(priority, queue_timeout_s, len(items), one)
             results: list[Output | BaseException] = []
             jobs: dict[int, tuple[int, Request]] = {}
-            for index, (item, sampling, scope) in enumerate(zip(items, params, scopes, strict=True)):
+            for index, (item, sampling, scope, urgency) in enumerate(
+                zip(items, params, scopes, urgencies, strict=True)
+            ):
+                place = None if one else index
                 try:
-                    request = service.request(item, sampling, "prompt", None if one else index, scope=scope)
+                    request = service.request(item, sampling, "prompt", place, scope=scope, urgency=urgency)
                 except InvalidRequestError as error:
                     if not return_exceptions:
                         raise
@@ -370,7 +387,10 @@ class LLM:
         try:
             requests = next(job)
             while True:
-                requests = job.send(run_to_end(service.engine, requests))
+                answers = run_to_end(service.engine, requests)
+                for answer in answers.values():
+                    answer.raise_unless_answered()
+                requests = job.send(answers)
         except StopIteration as end:
             value: T = end.value
             return value

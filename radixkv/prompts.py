@@ -14,6 +14,7 @@ from radixkv.plain import plain_whole, shown
 from radixkv.sampling import SamplingParams
 from radixkv.text import Tokenizer
 from radixkv.types import TokenIds
+from radixkv.urgency import Urgency
 
 Prompt: TypeAlias = str | Sequence[int] | NDArray[np.integer[Any]]
 """One prompt: text, or token ids as a list, a tuple or a flat array of whole numbers."""
@@ -103,6 +104,17 @@ def scopes_of(cache_salt: object, adapter: object, num_prompts: int, one: bool) 
     salts = _one_or_each("cache_salt", cache_salt, num_prompts, one)
     adapters = _one_or_each("adapter", adapter, num_prompts, one)
     return [Scope(*pair) for pair in zip(salts, adapters, strict=True)]
+
+
+def urgencies_of(priority: object, queue_timeout_s: object, num_prompts: int, one: bool) -> list[Urgency]:
+    """One ``Urgency`` for each prompt; a priority is for all, or a list has one for each. Raises
+    ``InvalidRequestError`` for a list of another length; ``Request`` looks at the rest."""
+    each: Any = [priority] * num_prompts
+    if isinstance(priority, (list, tuple, np.ndarray)) and not one:
+        if len(priority) != num_prompts:
+            raise InvalidRequestError(f"got {len(priority)} of priority for {num_prompts} prompts")
+        each = priority
+    return [Urgency(item, cast(Any, queue_timeout_s)) for item in each]
 
 
 def _one_or_each(name: str, value: object, num_prompts: int, one: bool) -> list[str | None]:

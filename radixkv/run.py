@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 from tqdm import tqdm
@@ -25,6 +26,7 @@ def run_to_end(
 ) -> dict[int, Answer]:
     """The answer of every request, by its id; text only with a ``tokenizer``.
 
+    They enter the queue as far as it has room: its limit is against others who arrive, not against one call.
     Raises the first error of a request and aborts the rest, unless ``keep_going``: then the error stands in
     its answer. However it ends, Ctrl-C included, nothing of these requests stays in the engine. Outputs of
     other requests are let go. ``show``: a progress bar; ``None`` shows it on a terminal only.
@@ -33,11 +35,12 @@ def run_to_end(
     num_done = 0
     with InterruptsHeld() as interrupts:  # but inside a step, which opens
         try:
-            for request in requests:
-                engine.add(request)
+            to_add = deque(requests)
             with tqdm(total=len(answers), disable=None if show is None else not show, unit="prompt") as bar:
                 while num_done < len(answers):
                     interrupts.raise_if_noted()
+                    while to_add and not engine.is_full:
+                        engine.add(to_add.popleft())
                     if not engine.has_work:
                         raise InternalError(f"{len(answers) - num_done} requests are gone without an output")
                     for output in engine.step():

@@ -28,6 +28,7 @@ from radixkv.sched.limits import refuse_unfit
 from radixkv.sequence import Request
 from radixkv.text import Tokenizer
 from radixkv.types import TokenIds
+from radixkv.urgency import NO_URGENCY, Urgency
 
 
 class Service:
@@ -80,6 +81,7 @@ class Service:
         request_id: int | None = None,
         beam: BeamParams | None = None,
         scope: Scope = NO_SCOPE,
+        urgency: Urgency = NO_URGENCY,
     ) -> Request:
         """A request that is known to fit, or ``InvalidRequestError`` (or a kind of it) with ``what`` and
         ``index``."""
@@ -88,7 +90,9 @@ class Service:
             if sampling.stop and self.tokenizer is None:
                 raise InvalidRequestError("stop strings need a tokenizer, and the model came without one")
             ids = prompt_ids(prompt, self.tokenizer, self.spec.vocab_size)
-            return self._fitting(ids, sampling, request_id=request_id, beam=beam, scope=scope)
+            return self._fitting(
+                ids, sampling, request_id=request_id, beam=beam, scope=scope, urgency=urgency
+            )
         except InvalidRequestError as error:
             raise with_index(error, what, index) from error.__cause__
 
@@ -117,6 +121,7 @@ class Service:
         request_id: int | None = None,
         beam: BeamParams | None = None,
         scope: Scope,
+        urgency: Urgency = NO_URGENCY,
     ) -> Request:
         self.engine.follow_weights()
         adapter = None if scope.adapter is None else self._adapters.find(scope.adapter)
@@ -126,6 +131,8 @@ class Service:
             sampling=sampling,
             logprob_start=logprob_start,
             beam=beam,
+            priority=urgency.priority,
+            queue_timeout_s=urgency.queue_timeout_s,
             adapter=0 if adapter is None else adapter.index,
             namespace=namespace_of(
                 model_revision=self._revision,

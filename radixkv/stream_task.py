@@ -14,6 +14,7 @@ from radixkv.sampling import SamplingParams
 from radixkv.sched.batch import SequenceOutput
 from radixkv.sequence import Request
 from radixkv.service import Service
+from radixkv.urgency import NO_URGENCY, Urgency
 
 
 class Receiver(Protocol):
@@ -37,20 +38,28 @@ class StreamTask:
         sampling: SamplingParams,
         request_id: int,
         scope: Scope = NO_SCOPE,
+        urgency: Urgency = NO_URGENCY,
     ) -> None:
         self.mailbox = mailbox
+        self.is_cancelled = False
         self.request_id = request_id
         self._receiver = receiver
         self._prompt = prompt
         self._sampling = sampling
         self._scope = scope
+        self._urgency = urgency
         self._answer: Answer | None = None
 
     def start(self, service: Service) -> Sequence[Request]:
         """The one request. Text is encoded here, so that no loop waits for a tokenizer and no two threads
         ever use it at once."""
         request = service.request(
-            self._prompt, self._sampling, "prompt", request_id=self.request_id, scope=self._scope
+            self._prompt,
+            self._sampling,
+            "prompt",
+            request_id=self.request_id,
+            scope=self._scope,
+            urgency=self._urgency,
         )
         self._answer = Answer(request, service.tokenizer)
         return [request]

@@ -24,7 +24,7 @@ Rule = Callable[[Sources], list[str]]
 
 RANKS = {
     "errors": 0, "beam_params": 0, "token_logprobs": 0, "types": 0, "plain": 0, "config": 0, "sampling": 0,
-    "histogram": 0, "namespace": 0,
+    "histogram": 0, "namespace": 0, "urgency": 0,
     "kv.page_pool": 1, "kv.radix_tree": 1, "kv.null_tree": 1, "kv.page_table": 1, "kv.page_copy": 1,
     "kv.invariant": 1, "kv.slot_logprobs": 1, "kv.match": 1, "kv.explanation": 1, "kv.finding": 1,
     "kv.eviction_memory": 1, "kv.eviction_queue": 1,

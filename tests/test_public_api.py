@@ -41,6 +41,7 @@ PUBLIC: dict[str, set[str]] = {
         "PrefillInfo",
         "PromptExplanation",
         "QueueFullError",
+        "QueueTimeoutError",
         "RadixKVError",
         "RequestTooLargeError",
         "Sample",

@@ -16,8 +16,8 @@ class Explanation:
 
     ``reason`` is the first of these that applies: ``whole`` (all of it is cached; a request still computes
     at least one token), ``evicted`` (the next token was cached, and is among the remembered evictions),
-    ``other_namespace`` (another namespace that the caller may see has a longer hit), ``differs`` (the cache goes on with another
-    token there), ``absent``. The other fields are filled whenever they are known.
+    ``other_namespace`` (another namespace that the caller may see has a longer hit), ``differs`` (the cache
+    goes on with another token there), ``absent``. The other fields are filled whenever they are known.
     """
 
     hit_tokens: int

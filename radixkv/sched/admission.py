@@ -63,12 +63,18 @@ class Admission:
         self._min_shared = max(config.page_size, config.min_wait_tokens)
         self._makes_way = config.policy == "priority" and config.priority_preemption
 
+    @property
+    def is_full(self) -> bool:
+        """Whether one more may not wait."""
+        limit = self._config.max_waiting
+        return limit is not None and len(self.queue) >= limit
+
     def refuse_if_full(self) -> None:
         """Raise ``QueueFullError`` where one more may not wait."""
-        limit = self._config.max_waiting
-        if limit is not None and len(self.queue) >= limit:
+        if self.is_full:
+            assert self._config.max_waiting is not None
             self._counters.num_queue_full += 1
-            raise QueueFullError(len(self.queue), limit)
+            raise QueueFullError(len(self.queue), self._config.max_waiting)
 
     def overdue(self) -> list[Sequence]:
         """Those that have waited too long for their first admission; they wait still."""

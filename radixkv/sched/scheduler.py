@@ -123,6 +123,11 @@ class Scheduler:
         outputs, self._outputs = self._outputs, []
         return outputs
 
+    @property
+    def is_full(self) -> bool:
+        """Whether ``add`` would raise ``QueueFullError`` now."""
+        return self._admission.is_full
+
     def num_users_of(self, adapter: int) -> int:
         """Requests under ``adapter`` that have not ended."""
         return sum(live.request.adapter == adapter for live in self._live.values())
