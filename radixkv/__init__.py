@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     )
     from radixkv.generation import Generation
     from radixkv.llm import LLM
+    from radixkv.opening import OpenOptions
     from radixkv.outputs import (
         Beam,
         BeamOutput,
@@ -71,6 +72,7 @@ __all__ = [
     "ModelLoadError",
     "ModelSpec",
     "NonFiniteLogitsError",
+    "OpenOptions",
     "OutOfPages",
     "Output",
     "PinBudgetExceeded",
@@ -98,6 +100,7 @@ _HOMES = {
     "config": ("EngineConfig", "ModelSpec"),
     "generation": ("Generation",),
     "llm": ("LLM",),
+    "opening": ("OpenOptions",),
     "outputs": (
         "Beam",
         "BeamOutput",

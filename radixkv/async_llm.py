@@ -55,7 +55,7 @@ class AsyncLLM:
     def __init__(self, model: str | os.PathLike[str] | LoadedModel, **options: Unpack[OpenOptions]) -> None:
         """Load ``model``, as ``LLM`` does, with the same options. It returns when all is loaded; inside a
         coroutine, ``await asyncio.to_thread(AsyncLLM, model)``."""
-        self._set_up(open_service(model, **options))
+        self._set_up(open_service("AsyncLLM", model, options))
 
     @classmethod
     def from_executor(

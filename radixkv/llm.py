@@ -45,11 +45,11 @@ class LLM:
 
     def __init__(self, model: str | os.PathLike[str] | LoadedModel, **options: Unpack[OpenOptions]) -> None:
         """Load ``model`` (see ``load_model``; or a ``LoadedModel``, which LLMs may share). The options
-        stand in ``OpenOptions``: ``page_size``, ``num_tokens`` (size of the K/V store) and so on.
+        stand in ``radixkv.OpenOptions``: ``help`` of it lists them with their defaults.
 
         Raises ``ConfigError``, ``ModelLoadError``, ``UnsupportedModelError``.
         """
-        self._set_up(open_service(model, **options), options.get("progress"))
+        self._set_up(open_service("LLM", model, options), options.get("progress"))
 
     @classmethod
     def from_executor(

@@ -35,6 +35,7 @@ PUBLIC: dict[str, set[str]] = {
         "ModelLoadError",
         "ModelSpec",
         "NonFiniteLogitsError",
+        "OpenOptions",
         "OutOfPages",
         "Output",
         "PinBudgetExceeded",

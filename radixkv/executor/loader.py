@@ -71,7 +71,7 @@ def load_model(
     source = find_source(name, revision)
     if source is None:
         with _timed(report, "load"):
-            folder = fetch_snapshot(name, revision, progress=progress)
+            folder = _fetched(name, revision, progress)
         name = name if revision is None else f"{name}@{revision}"
     elif source.is_dir():
         folder = source
@@ -107,7 +107,7 @@ def find_source(name: str, revision: str | None = None) -> Path | None:
     elif name.lower() in PACKAGED:
         found = _packaged(name.lower())
     elif path.suffix.lower() == ".gguf" or not _HUB_ID.fullmatch(name):
-        raise ModelLoadError(f"no such file or folder: {name!r}")
+        raise ModelLoadError(f"no such file or folder: {name!r}{_others(name)}")
     if found is not None and revision is not None:
         raise ConfigError(f"revision goes with a hub id, {name!r} is local; got revision {revision!r}")
     return found
@@ -150,6 +150,18 @@ def refuse_other_kind(loaded: LoadedModel, revision: str | None, dtype: str, dev
     for name, (value, other) in is_other.items():
         if other:
             raise ConfigError(f"{name} is {value!r}, but the model was loaded before, as {loaded.spec}")
+
+
+def _fetched(name: str, revision: str | None, progress: bool | None) -> Path:
+    try:
+        return fetch_snapshot(name, revision, progress=progress)
+    except ModelLoadError as error:
+        raise ModelLoadError(f"{error}{_others(name)}") from error.__cause__
+
+
+def _others(name: str) -> str:
+    """For messages, where ``name`` looks like one of our own short names."""
+    return "" if "/" in name else f" (models inside packages: {', '.join(PACKAGED)})"
 
 
 def _packaged(name: str) -> Path:
