@@ -528,7 +528,7 @@ def test_truncate_of_a_partial_hit_before_its_copy() -> None:
     seq = led.admit(span(0, 5))
     led.compute(seq, *range(70, 80))
     led.kv.release(seq)
-    for keep, copies in ((6, [1]), (5, [])):
+    for keep, copies in ((14, [1]), (6, [1]), (5, [])):  # 14: in the page that the copy is for
         led.kv.acquire(seq)
         led.kv.reserve(seq, 1)
         led.kv.truncate(seq, keep)

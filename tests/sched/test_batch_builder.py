@@ -19,6 +19,7 @@ def sequence(
     max_tokens: int = 5,
     logprob_start: int | None = None,
     page_size: int = 4,
+    adapter: int = 0,
 ) -> Sequence:
     """Token at position ``p`` is ``100 * request_id + p``."""
     request = Request(
@@ -26,6 +27,8 @@ def sequence(
         prompt_ids=np.arange(num_tokens, dtype=np.int32) + 100 * request_id,
         sampling=SamplingParams(max_tokens=max_tokens),
         logprob_start=logprob_start,
+        adapter=adapter,
+        namespace=("m", adapter, 0) if adapter else (),
     )
     seq = Sequence(request, page_size, number=request_id)
     seq.num_computed = computed
@@ -82,6 +85,16 @@ def test_a_page_that_a_member_still_writes_is_not_shared() -> None:
     """Two whole pages are shared, but one sequence computes from inside the second."""
     early, late = sequence(1, 8, 5, [5, 6]), sequence(2, 9, 8, [5, 7, 8])
     assert build({early: 1, late: 1}).prefix_groups == (PrefixGroup(0, 2, 1),)
+
+
+def test_sequences_of_one_adapter_stand_together_and_group_only_among_themselves() -> None:
+    two = [sequence(i, 9, 8, [5, 6, i], adapter=1) for i in (8, 9)]
+    base = [sequence(i, 9, 8, [3, 4, 10 + i]) for i in (1, 2, 5)]
+    batch = build(dict.fromkeys((two[0], base[0], base[1], two[1], base[2]), 1))
+    assert batch.adapter_ids.tolist() == [0, 0, 0, 1, 1]
+    assert batch.request_ids.tolist() == [1, 2, 5, 8, 9]
+    groups = [(group.first_seq, group.num_seqs, group.num_pages) for group in batch.prefix_groups]
+    assert groups == [(0, 3, 2), (3, 2, 2)]
 
 
 def test_groups_stay_on_their_side_of_the_border() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -63,3 +64,28 @@ def test_a_request_beyond_the_models_positions_is_refused_with_the_numbers() -> 
 def test_ids_outside_the_vocabulary_are_refused(bad: Request, message: str) -> None:
     with pytest.raises(InvalidRequestError, match=message):
         refuse(bad)
+
+
+@pytest.mark.parametrize("name", ["logprobs", "prompt_logprobs"])
+def test_no_more_alternatives_than_the_vocabulary_has(name: str) -> None:
+    config, spec = EngineConfig(num_pages=10, page_size=4), replace(SPEC, vocab_size=9)
+    refuse_unfit(request([1, 2], max_tokens=4, **{name: 9}), config, spec)
+    with pytest.raises(InvalidRequestError, match=rf"request 7: {name} asks for 10 .* has 9 tokens"):
+        refuse_unfit(request([1, 2], max_tokens=4, **{name: 10}), config, spec)
+
+
+def test_min_tokens_needs_a_token_that_goes_on() -> None:
+    refuse(request([1], max_tokens=4, min_tokens=1, stop_token_ids=tuple(range(99))))
+    refuse(request([1], max_tokens=4, min_tokens=1, stop_token_ids=(*range(99), 98)))
+    refuse(request([1], max_tokens=4, stop_token_ids=tuple(range(100))))
+    with pytest.raises(InvalidRequestError, match="request 7: min_tokens is 1, but every token ends"):
+        refuse(request([1], max_tokens=4, min_tokens=1, stop_token_ids=tuple(range(100))))
+
+
+def test_all_samples_need_a_place_at_once() -> None:
+    config = EngineConfig(num_pages=10, page_size=4, max_running=3, max_batch_tokens=64)
+    refuse_unfit(request([1], max_tokens=4, n=3, temperature=1.0), config, SPEC)
+    with pytest.raises(
+        RequestTooLargeError, match=r"wants 4 samples .*, at most 3 .*\(max_running 3, .* 64\)"
+    ):
+        refuse_unfit(request([1], max_tokens=4, n=4, temperature=1.0), config, SPEC)
