@@ -6,7 +6,6 @@ import asyncio
 import os
 import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar, Unpack
@@ -17,7 +16,7 @@ from radixkv.beam_job import beam_job, beam_settings
 from radixkv.chat import open_transcript
 from radixkv.config import EngineConfig
 from radixkv.engine_thread import EngineThread
-from radixkv.errors import EngineDeadError, InvalidRequestError
+from radixkv.errors import InvalidRequestError
 from radixkv.executor.base import ModelExecutor, WeightUpdate
 from radixkv.executor.loaded_model import LoadedModel
 from radixkv.generation import Generation
@@ -28,7 +27,7 @@ from radixkv.kv.manager import FlushReport, Pin
 from radixkv.namespace import Scope
 from radixkv.opening import OpenOptions, open_service
 from radixkv.outputs import BeamOutput, PrefillInfo, PromptExplanation, Score
-from radixkv.plain import shown
+from radixkv.plain import plain_whole, shown
 from radixkv.prompts import Prompt, copied, is_one_prompt
 from radixkv.sampling import SamplingParams
 from radixkv.sequence import Request
@@ -102,8 +101,12 @@ class AsyncLLM:
 
     def abort(self, request_id: int) -> None:
         """End a generation (by its ``request_id``) before the next step; it gives what it has, with the
-        finish reason ``abort``. From any thread. Does nothing where it has not begun, or has ended."""
-        self._thread.abort(request_id)
+        finish reason ``abort``. From any thread. Does nothing where it has not begun, or has ended. Raises
+        ``InvalidRequestError`` for what is no number."""
+        whole = plain_whole(request_id)
+        if whole is None:
+            raise InvalidRequestError(f"request_id must be a whole number, got {shown(request_id)}")
+        self._thread.abort(whole)
 
     async def beam_search(
         self,
@@ -140,32 +143,10 @@ class AsyncLLM:
         adapter: str | None = None,
     ) -> PrefillInfo:
         """As ``LLM.prefill``."""
-        held: list[Pin] = []
         prefix = copied(prefix)
-
-        def job(service: Service) -> Job[PrefillInfo]:
-            info = yield from prefill_job(service, prefix, pin, Scope(cache_salt, adapter))
-            if info.pin is not None:
-                held.append(info.pin)
-            return info
-
-        try:
-            return await self._run(job)
-        except asyncio.CancelledError:
-            self._forget(held)
-            raise
-
-    def _forget(self, held: list[Pin]) -> None:
-        """The receipt will not arrive: let go of what it stands for."""
-
-        def call(service: Service) -> None:
-            for pin in held:
-                service.unpin(pin)
-
-        loop = asyncio.get_running_loop()
-        task = JobTask(self._thread.mailbox(loop), loop.create_future(), partial(_job_of, call))
-        with suppress(EngineDeadError):
-            self._thread.submit(task)
+        return await self._run(
+            lambda service: prefill_job(service, prefix, pin, Scope(cache_salt, adapter)), undo=_unpin
+        )
 
     async def unpin(self, pin: Pin) -> None:
         """As ``LLM.unpin``."""
@@ -265,22 +246,33 @@ class AsyncLLM:
         """``call`` on the engine's thread, between two steps."""
         return await self._run(partial(_job_of, call))
 
-    async def _run(self, make_job: Callable[[Service], Job[T]]) -> T:
+    async def _run(
+        self, make_job: Callable[[Service], Job[T]], undo: Callable[[Service, T], None] | None = None
+    ) -> T:
+        """Run a job on the engine's thread. Where this coroutine ends before it has the result, however that
+        comes about, the job is cancelled, and ``undo`` lets go of a result that was on its way."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
-        task = JobTask(self._thread.mailbox(loop), future, make_job)
+        task = JobTask(self._thread.mailbox(loop), future, make_job, undo)
         self._thread.submit(task)
         try:
-            return await future
-        except asyncio.CancelledError:
+            result = await future
+        except BaseException:  # also GeneratorExit, where no loop runs
             self._thread.cancel(task)
             raise
+        task.arrived()
+        return result
 
 
 def _job_of(call: Callable[[Service], T], service: Service) -> Generator[Sequence[Request], Any, T]:
     """A call that needs no requests, as a job."""
     yield ()
     return call(service)
+
+
+def _unpin(service: Service, info: PrefillInfo) -> None:
+    if info.pin is not None:
+        service.unpin(info.pin)
 
 
 def _close(thread: EngineThread) -> None:

@@ -8,8 +8,8 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
-from typing import Protocol
 
 from radixkv.errors import EngineDeadError, MisuseError
 from radixkv.kv.invariant import require
@@ -17,23 +17,7 @@ from radixkv.mailbox import Mailbox
 from radixkv.sched.batch import SequenceOutput
 from radixkv.sequence import Request
 from radixkv.service import Service
-
-
-class Task(Protocol):
-    """Somebody's call. Every method is called by the engine thread, between two steps; what it has for the
-    caller goes into its mailbox."""
-
-    mailbox: Mailbox
-
-    def start(self, service: Service) -> Sequence[Request]: ...
-
-    def take(self, service: Service, output: SequenceOutput) -> Sequence[Request]: ...
-
-    def awaits(self, request_id: int) -> bool: ...
-
-    def fail(self, error: BaseException) -> None: ...
-
-    def close(self) -> None: ...
+from radixkv.task_book import Task, TaskBook
 
 
 class EngineThread:
@@ -44,7 +28,8 @@ class EngineThread:
     - Y2 every task ends: with its result, with its error, by being cancelled, or with ``EngineDeadError``
       when the engine has died or the thread has ended. Nobody waits for ever.
 
-    An error that a task raises, in making text for one, ends this task and its requests, and no other.
+    Whatever a task raises, in making text for one, ends this task and its requests, and no other: its caller
+    gets it, ``SystemExit`` of his own function included.
     """
 
     def __init__(self, service: Service, owner: str) -> None:
@@ -55,9 +40,13 @@ class EngineThread:
         self._wake = threading.Condition()  # its lock may be taken again by a finalizer on the same thread
         self._commands: deque[tuple[Callable[[], None], Callable[[BaseException], None]]] = deque()
         self._is_stopping = False
-        self._end: EngineDeadError | None = None
-        """Set when the thread takes no more commands."""
-        self._tasks: dict[int, Task] = {}  # by request id; the thread's own, as the two below
+        self._has_ended = False
+        """The thread takes no more commands."""
+        self._cause: BaseException | None = None
+        """What ended it, if it was not ``stop``."""
+        self._tasks = TaskBook()  # the thread's own, as the two below
+        self._to_add: deque[tuple[Task, Request]] = deque()
+        """Further requests of calls that have begun, for which the queue had no room yet."""
         self._with_mail: dict[Mailbox, None] = {}
         self._num_calls = 0
         self._num_wakeups = 0
@@ -68,7 +57,8 @@ class EngineThread:
     # From any thread
 
     def mailbox(self, loop: asyncio.AbstractEventLoop) -> Mailbox:
-        """The one for all tasks of ``loop`` that are under way."""
+        """The one for all tasks of ``loop`` that are under way. Raises ``MisuseError`` in a forked copy."""
+        self.refuse_fork()
         with self._wake:
             box = self._mailboxes.get(id(loop))
             if box is None or box.loop is not loop:
@@ -82,13 +72,16 @@ class EngineThread:
         self._post(partial(self._start, task), partial(self._fail, task))
 
     def cancel(self, task: Task) -> None:
-        """Nobody waits for ``task`` any more: abort its requests before the next step. A second call, or one
-        after its end, does nothing."""
+        """Nobody waits for ``task`` any more: abort its requests before the next step, and let go of a result
+        that has to arrive. What has not begun never does. A second call, or one after its end, does
+        nothing."""
+        task.is_cancelled = True
         self._post_or_forget(partial(self._cancel, task))
 
     def abort(self, request_id: int) -> None:
         """End a request before the next step; its task gets the last output. Does nothing where the id is not
-        in use."""
+        in use. Raises ``MisuseError`` in a forked copy."""
+        self.refuse_fork()
         self._post_or_forget(partial(self._abort, request_id))
 
     def stop(self) -> None:
@@ -113,8 +106,8 @@ class EngineThread:
 
     def _post(self, command: Callable[[], None], refuse: Callable[[BaseException], None]) -> None:
         with self._wake:
-            if self._end is not None or self._is_stopping:
-                raise self._end or EngineDeadError(f"{self._owner} is closed")
+            if self._has_ended or self._is_stopping:
+                raise self._dead_error()
             self._commands.append((command, refuse))
             self._wake.notify()
 
@@ -147,12 +140,15 @@ class EngineThread:
     def _next_commands(self) -> bool:
         """Wait until there is something to do; do what was asked. False: it is time to end."""
         with self._wake:
-            while not self._commands and not self._is_stopping and not self._open.engine.has_work:
+            while not (self._commands or self._is_stopping or self._to_add or self._open.engine.has_work):
                 self._wake.wait()
                 self._num_wakeups += 1
             if self._is_stopping:
                 return False
             commands, self._commands = self._commands, deque()
+        self._tasks.settle_all()
+        for task in self._tasks.lost_tasks():
+            self._cancel(task)
         while commands:
             command, _ = commands[0]
             try:
@@ -166,34 +162,59 @@ class EngineThread:
 
     def _step(self) -> None:
         engine = self._open.engine
+        self._fill_queue()
         if not engine.has_work:
             return
         for output in engine.step():
-            task = self._tasks.get(output.request_id)
+            task = self._tasks.find(output.request_id)
             if task is not None:  # else it was cancelled, or failed, meanwhile
                 self._hand(task, output)
 
     def _hand(self, task: Task, output: SequenceOutput) -> None:
+        if task.is_cancelled:
+            self._cancel(task)
+            return
         try:
             more = task.take(self._open, output)
+            self._add_later(task, more)
             if not task.awaits(output.request_id):
-                self._tasks.pop(output.request_id, None)
-            self._add(task, more)
-        except Exception as error:
+                self._tasks.remove(output.request_id)
+        except BaseException as error:  # the caller's own functions raise what they like
             self._fail(task, error)
         self._with_mail[task.mailbox] = None
 
     def _start(self, task: Task) -> None:
+        if task.is_cancelled:
+            return
         try:
-            self._add(task, task.start(self._open))
-        except Exception as error:
+            requests = task.start(self._open)
+            for request in requests[:1]:  # where the queue is full, the call is refused as a whole
+                self._add(task, request)
+            self._add_later(task, requests[1:])
+            self._tasks.settle(task)
+        except BaseException as error:
             self._fail(task, error)
         self._with_mail[task.mailbox] = None
 
-    def _add(self, task: Task, requests: Sequence[Request]) -> None:
+    def _add(self, task: Task, request: Request) -> None:
+        self._open.engine.add(request)
+        self._tasks.add(task, request.request_id)
+
+    def _add_later(self, task: Task, requests: Sequence[Request]) -> None:
+        """Before the next step, or when the queue has room: its limit is against others who arrive."""
         for request in requests:
-            self._open.engine.add(request)
-            self._tasks[request.request_id] = task
+            self._tasks.add(task, request.request_id)
+            self._to_add.append((task, request))
+
+    def _fill_queue(self) -> None:
+        while self._to_add and not self._open.engine.is_full:
+            task, request = self._to_add.popleft()
+            if self._tasks.find(request.request_id) is not task:
+                continue  # it was cancelled, or failed, meanwhile
+            try:
+                self._open.engine.add(request)
+            except Exception as error:
+                self._fail(task, error)
 
     def _fail(self, task: Task, error: BaseException) -> None:
         self._abort_requests(task)
@@ -206,13 +227,12 @@ class EngineThread:
 
     def _abort_requests(self, task: Task) -> None:
         """Its requests leave the engine; their last outputs are let go."""
-        for request_id in [request_id for request_id, other in self._tasks.items() if other is task]:
-            del self._tasks[request_id]
+        for request_id in self._tasks.take_requests(task):
             if not self._open.engine.is_dead:
                 self._open.engine.abort(request_id)
 
     def _abort(self, request_id: int) -> None:
-        task = self._tasks.get(request_id)
+        task = self._tasks.find(request_id)
         if task is not None:
             for output in self._open.engine.abort(request_id):
                 self._hand(task, output)
@@ -224,22 +244,29 @@ class EngineThread:
             is_open = mailbox.send()
             self._num_calls += mailbox.num_sent
             if not is_open:  # the loop is gone, and with it all who waited there
-                for task in {id(t): t for t in self._tasks.values() if t.mailbox is mailbox}.values():
+                for task in self._tasks.tasks_of(mailbox):
                     self._cancel(task)
+
+    def _dead_error(self) -> EngineDeadError:
+        """A new one for everybody who is told: its traceback is his own."""
+        if self._cause is None:
+            return EngineDeadError(f"{self._owner} is closed")
+        error = EngineDeadError(f"the engine thread has ended: {self._cause!r}")
+        error.__cause__ = self._cause
+        return error
 
     def _shut_down(self, cause: BaseException | None) -> None:
         """Tell everybody. ``cause``: what ended the thread, if it was not ``stop``."""
-        error = EngineDeadError(
-            f"{self._owner} is closed" if cause is None else f"the engine thread has ended: {cause!r}"
-        )
-        error.__cause__ = cause
         with self._wake:
-            self._end = error
+            self._has_ended, self._cause = True, cause
             commands, self._commands = self._commands, deque()
-        for task in {id(task): task for task in self._tasks.values()}.values():
-            self._fail(task, error)
+        for task in self._tasks.tasks():
+            with suppress(Exception):  # what is broken already must not keep the others from being told
+                self._abort_requests(task)
+            task.fail(self._dead_error())
+            self._with_mail[task.mailbox] = None
         for _, refuse in commands:
-            refuse(error)
+            refuse(self._dead_error())
         self._send_mail()
         self._service = None
 
@@ -251,11 +278,14 @@ class EngineThread:
         return {
             "num_wakeups": self._num_wakeups,
             "num_calls": self._num_calls,
-            "num_live": len(self._tasks),
+            **self._tasks.stats(),
         }
 
     def check(self) -> None:
-        """Y1. Raises ``InternalError``."""
-        require(bool(self._tasks) == self._open.engine.has_work, "Y1", self.stats())
-        stale = [request_id for request_id, task in self._tasks.items() if not task.awaits(request_id)]
+        """Y1 and Y3. Raises ``InternalError``."""
+        self._tasks.check()
+        to_add = any(self._tasks.find(request.request_id) is task for task, request in self._to_add)
+        has_work = self._open.engine.has_work or to_add
+        require(bool(len(self._tasks)) == has_work, "Y1", self.stats)
+        stale = self._tasks.stale_ids()
         require(not stale, "Y1", f"nobody waits for requests {stale}")

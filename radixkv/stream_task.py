@@ -93,6 +93,11 @@ class StreamTask:
         """Tell the receiver; nothing follows."""
         self.mailbox.put(partial(self._receiver.fail, error), _nobody_left)
 
+    @property
+    def holds_something(self) -> bool:
+        """An output holds nothing."""
+        return False
+
     def close(self) -> None:
         """Nobody waits any more."""
 

@@ -60,8 +60,8 @@ def test_prefill_pin_score_explain_flush_between_steps() -> None:
 
 
 def test_cancelling_a_prefill_leaves_no_pin_and_no_request() -> None:
-    """Before it ran, while it runs, and when the receipt is already under way. Fault seen: without _forget,
-    the third pin stays."""
+    """Before it ran, while it runs, and when the receipt is already under way. Fault seen: without
+    the undo of prefill the third pin stays."""
 
     async def main() -> None:
         llm, executor = fake_async_llm(max_pinned_pages=20)
@@ -204,7 +204,8 @@ def test_in_a_forked_child_every_call_is_refused(monkeypatch: pytest.MonkeyPatch
                 llm.generate([3])
             with pytest.raises(MisuseError, match=f"belongs to process {parent}"):
                 await llm.stats()
-            llm.abort(3)
+            with pytest.raises(MisuseError, match=f"belongs to process {parent}"):
+                llm.abort(3)
             llm.close()  # waits for nobody
             monkeypatch.setattr(os, "getpid", lambda: parent)
             await llm.check()

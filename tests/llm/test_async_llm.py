@@ -183,8 +183,9 @@ async def raise_inside(llm: AsyncLLM) -> None:
 
 async def run_out_of_time(llm: AsyncLLM) -> None:
     with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0):
-            await llm.generate([3, 4], LONG)
+        async with asyncio.timeout(None) as limit:
+            async for _ in llm.generate([3, 4], LONG):
+                limit.reschedule(0)
 
 
 @pytest.mark.parametrize("leave", [leave_the_loop, close_it, raise_inside, run_out_of_time])
