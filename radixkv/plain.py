@@ -12,6 +12,8 @@ MAX_SHOWN = 80
 def plain_whole(value: object) -> int | None:
     """``value`` as an ``int`` where it is a whole number, numpy's kinds too; ``None`` for anything else,
     ``bool`` among it."""
+    if value.__class__ is int:  # nearly always
+        return value
     if isinstance(value, bool) or not isinstance(value, Integral):
         return None
     return int(value)

@@ -118,8 +118,12 @@ class EvictionOrder:
 
     def became_idle(self, pages: PageIds) -> None:
         """The tree alone holds these from now on. Those that end no leaf are passed over."""
-        pages = pages[pages < len(self._is_tail)]
-        for page in pages[self._is_tail[pages]].tolist():
+        try:
+            tails = pages[self._is_tail[pages]]
+        except IndexError:  # ids that it was never told of
+            pages = pages[pages < len(self._is_tail)]
+            tails = pages[self._is_tail[pages]]
+        for page in tails.tolist():
             self._queue.push(page, self._keys.item(page))
 
     def evicted_one(self, page: int) -> None:
@@ -132,9 +136,11 @@ class EvictionOrder:
 
     def evicted(self, pages: PageIds) -> None:
         """These go now, in this order; at least one."""
-        self._new_ages += (self.now - self._last_use[pages]).tolist()
-        if len(self._new_ages) >= _BATCH:
-            self._record()
+        age = self.now - self._last_use.item(pages.item(0))
+        if age == self.now - self._last_use.item(pages.item(-1)):  # of all between, too (T5)
+            self._ages.record(age, len(pages))
+        else:
+            self._ages.record_many(self.now - self._last_use[pages])
         if not self._is_lru:  # the last one's key is the highest (T5)
             self._floor = max(self._floor, self._keys.item(pages.item(-1)))
 

@@ -508,9 +508,9 @@ class KVCacheManager:
         self._hold(done.adopted)
         if done.replaced is not None:
             self._follow_replacement(*done.replaced)
-        changed = np.flatnonzero(done.canonical != mine[: len(done.canonical)])
-        if len(changed):
-            self._repoint(seq, int(changed[0]), done.canonical)
+        mine = mine[: len(done.canonical)]
+        if done.canonical.tobytes() != mine.tobytes():
+            self._repoint(seq, int((done.canonical != mine).argmax()), done.canonical)
         seq.num_committed_pages = num_tokens // self.page_size
 
     def _repoint(self, seq: Sequence, start: int, canonical: PageIds) -> None:

@@ -11,8 +11,21 @@ from radixkv.kv.invariant import require
 from radixkv.plain import plain_whole, shown
 from radixkv.types import PageIds
 
+_INT32, _UINT32 = np.dtype(np.int32), np.dtype(np.uint32)
+_FEW = 128
+"""Up to here lists and sets are quicker than numpy."""
 BYTES_PER_PAGE = 12
 """Three int32 for each page: its count, its place on the free stack, and a mark."""
+
+
+def has_twice(pages: PageIds, mark: NDArray[np.int32]) -> bool:
+    """Whether an id stands twice in ``pages``. ``mark`` is scratch: one int32 for each possible id."""
+    num = len(pages)
+    if num <= _FEW:
+        return num > 1 and len(set(pages.tolist())) < num
+    order = np.arange(num, dtype=np.int32)
+    mark[pages] = order
+    return bool((mark[pages] != order).any())
 
 
 class PagePool:
@@ -44,8 +57,16 @@ class PagePool:
                 f"num_pages={number} needs {number * BYTES_PER_PAGE} bytes of memory, which cannot be had"
             ) from error
         self._num_free = number
+        self._is_claimed = False
         self._ref_count = self._count.view()
         self._ref_count.flags.writeable = False
+
+    def claim(self) -> None:
+        """A manager begins to work with it. Raises ``MisuseError`` where one does already, for two would count
+        the same pages apart."""
+        if self._is_claimed:
+            raise MisuseError("a manager works with this pool already: two cannot share it")
+        self._is_claimed = True
 
     @property
     def num_free(self) -> int:
@@ -74,7 +95,10 @@ class PagePool:
 
     def incref(self, pages: PageIds) -> None:
         """One holder more for each of ``pages``, which are live (P2) and distinct (P3)."""
-        if len(pages):
+        if len(pages) == 1:
+            page, count = self._one_of(pages)
+            self._count[page] = count + 1
+        elif len(pages):
             self._count[pages] = self._counts_of(pages) + 1
 
     def decref(self, pages: PageIds) -> None:
@@ -89,23 +113,28 @@ class PagePool:
             self._stack[top : top + len(freed)] = freed[::-1]
             self._num_free = top + len(freed)
 
+    def _one_of(self, pages: PageIds) -> tuple[int, int]:
+        """The one page and its count, once P2 is known to hold: as ``_counts_of``, at a third of the cost."""
+        if pages.dtype != _INT32 or pages.ndim != 1:
+            self._counts_of(pages)
+        page = pages.item()
+        if not 0 <= page < self.num_pages or (count := self._count.item(page)) == 0:
+            self._counts_of(pages)
+        return page, count
+
     def _counts_of(self, pages: PageIds) -> NDArray[np.int32]:
         """Counts of ``pages``, of which there is at least one, once P2 and P3 are known to hold."""
-        if pages.dtype != np.int32 or pages.ndim != 1:
+        if pages.dtype != _INT32 or pages.ndim != 1:
             raise MisuseError(f"page ids are a flat int32 array, got {pages.dtype} of shape {pages.shape}")
         try:
-            counts: NDArray[np.int32] = self._count[
-                pages.view(np.uint32)
-            ]  # as unsigned: none counts from behind
+            counts: NDArray[np.int32] = self._count[pages.view(_UINT32)]  # unsigned: none counts from behind
         except IndexError:
             raise MisuseError(f"page ids must lie in 0..{self.num_pages - 1}, got {_some(pages)}") from None
-        if np.count_nonzero(counts) < len(pages):
+        num = len(pages)
+        if 0 in counts.tolist() if num <= _FEW else np.count_nonzero(counts) < num:
             raise MisuseError(f"P2: page {int(pages[counts.argmin()])} is free already")
-        if len(pages) > 1:
-            order = np.arange(len(pages), dtype=np.int32)
-            self._mark[pages] = order
-            if np.count_nonzero(self._mark[pages] != order):
-                raise MisuseError(f"P3: a page stands twice in one call: {_some(pages)}")
+        if has_twice(pages, self._mark):
+            raise MisuseError(f"P3: a page stands twice in one call: {_some(pages)}")
         return counts
 
     def check(self) -> None:

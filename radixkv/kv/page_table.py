@@ -9,7 +9,7 @@ from radixkv.kv.hold import Hold
 from radixkv.kv.invariant import require
 from radixkv.types import PageIds, SlotMapping
 
-_MIN_CAPACITY = 8
+_MIN_CAPACITY = 64
 
 
 def slots_of(

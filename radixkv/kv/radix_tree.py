@@ -27,11 +27,13 @@ from radixkv.kv.explanation import Explanation, Reason
 from radixkv.kv.finding import ChangeLog, Finding
 from radixkv.kv.invariant import require
 from radixkv.kv.match import Insertion, Match
+from radixkv.kv.page_pool import has_twice
 from radixkv.kv.token_bytes import TOKEN_BYTES, agreement, joined, key_of, page_agreement, tokens_of
 from radixkv.plain import plain_whole, shown
 from radixkv.types import Namespace, PageIds, TokenIds
 
 _ID_BYTES = 4
+_UINT32 = np.dtype(np.uint32)
 _MERGED_BYTES = 4096 * TOKEN_BYTES
 """Appending and merging stop at this edge length, so that neither costs more with the prompt's length."""
 
@@ -325,12 +327,13 @@ class RadixTree:
         """
         key = key_of(token_ids)
         self._check_call(key, pages, num_known)
-        self._make_room(pages)
+        serials = self._serials_of(pages)
         node, used = self._start(key, pages, num_known, namespace)
         spot = self._walk(key, node, used, num_known * self._page_bytes)
         known = spot.num_bytes // self._page_bytes
         canonical = np.array(pages[: len(key) // self._page_bytes], np.int32)
-        canonical[num_known:known] = joined(spot.path)
+        if known > num_known:
+            canonical[num_known:known] = joined(spot.path)
         adopted, replaced = np.array(pages[known:], np.int32), None
         partial: int | None = None
         if len(adopted):
@@ -338,7 +341,7 @@ class RadixTree:
             if spot.agree == mine and spot.next_node is not None:  # a partial page that is known already
                 partial, adopted = int(spot.next_node.pages[spot.next_index]), adopted[:0]
             else:
-                self._check_new(adopted, spot, namespace)
+                self._check_new(adopted, serials[known:], spot, namespace)
                 if spot.agree and spot.next_node is not None:
                     replaced = self._replace_partial(spot, int(adopted[0]))
                 if spot.used < spot.node.num_pages:
@@ -371,28 +374,27 @@ class RadixTree:
             if root is None:
                 root = self._roots[namespace] = Node(b"", b"", None, namespace)
             return root, 0
-        page = int(pages[num_known - 1])
-        if self._serial[page] == 0:
+        page = pages.item(num_known - 1)
+        if self._serial.item(page) == 0:
             raise MisuseError(f"page {page} is said to be known, but the tree does not hold it")
-        node: Node = self._node_of[page]
+        node: Node = self._node_of.item(page)
         used = self._index_of(node, page) + 1
         width = self._page_bytes
         if node.tokens[(used - 1) * width : used * width] != key[(num_known - 1) * width : num_known * width]:
             raise MisuseError(f"page {page} is said to be known, but the tree holds it for other tokens")
         return node, used
 
-    def _check_new(self, pages: PageIds, spot: _Spot, namespace: Namespace) -> None:
-        """T3: none stands twice in ``pages``, and the tree holds none of them yet, but for a partial page
-        that got fuller where it is."""
-        if len(pages) > 1:
-            order = np.arange(len(pages), dtype=np.int32)
-            self._mark[pages] = order
-            if (self._mark[pages] != order).any():
-                self._drop_empty_root(namespace)
-                raise MisuseError(f"T3: a page stands twice in one call: {pages[:16].tolist()}")
-        clash = pages[self._serial[pages] != 0]
-        if len(clash) == 0:
+    def _check_new(
+        self, pages: PageIds, serials: NDArray[np.int64], spot: _Spot, namespace: Namespace
+    ) -> None:
+        """T3: none stands twice in ``pages``, and the tree holds none of them yet, as their ``serials`` say,
+        but for a partial page that got fuller where it is."""
+        if has_twice(pages, self._mark):
+            self._drop_empty_root(namespace)
+            raise MisuseError(f"T3: a page stands twice in one call: {pages[:16].tolist()}")
+        if np.count_nonzero(serials) == 0:
             return
+        clash = pages[serials != 0]
         node, index = spot.next_node, spot.next_index
         grows = node is not None and spot.agree == self._tokens_in(node, index)
         if node is not None and grows and len(clash) == 1 and clash[0] == pages[0] == node.pages[index]:
@@ -511,6 +513,14 @@ class RadixTree:
         if root is not None and root.children is None:
             del self._roots[namespace]
 
+    def _serials_of(self, pages: PageIds) -> NDArray[np.int64]:
+        """The serial of each page; 0 of those that the tree does not hold. There is room for all then."""
+        try:
+            return self._serial[pages.view(_UINT32)]  # unsigned: none counts from behind
+        except IndexError:
+            self._make_room(pages)
+            return self._serial[pages]
+
     def _make_room(self, pages: PageIds) -> None:
         need = int(pages.view(np.uint32).max(initial=0)) + 1
         if need > 2**31:
@@ -586,7 +596,8 @@ class RadixTree:
     def _anchor(self, node: Node, index: int) -> Anchor:
         """What the page at ``index`` of ``node``'s edge hangs under."""
         if index:
-            return self._serial.item(node.pages.item(index - 1))
+            before = node.ids[(index - 1) * _ID_BYTES : index * _ID_BYTES]
+            return self._serial.item(int.from_bytes(before, sys.byteorder))
         assert node.parent is not None
         return (
             node.parent.namespace if node.parent.parent is None else self._serial.item(node.parent.last_page)

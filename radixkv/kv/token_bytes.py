@@ -9,11 +9,12 @@ from radixkv.plain import shown
 from radixkv.types import PageIds, TokenIds
 
 TOKEN_BYTES = 4
+_INT32 = np.dtype(np.int32)
 
 
 def key_of(token_ids: TokenIds) -> bytes:
     """Raises ``MisuseError`` for anything but a flat int32 array."""
-    if not isinstance(token_ids, np.ndarray) or token_ids.dtype != np.int32 or token_ids.ndim != 1:
+    if not isinstance(token_ids, np.ndarray) or token_ids.dtype != _INT32 or token_ids.ndim != 1:
         raise MisuseError(f"token ids are a flat int32 array, got {shown(token_ids)}")
     return token_ids.tobytes()
 

@@ -66,9 +66,8 @@ def _pages_needed(request: Request, page_size: int) -> int:
 
 
 def _refuse_outside_vocabulary(request: Request, vocab_size: int) -> None:
-    low, high = int(request.prompt_ids.min()), int(request.prompt_ids.max())
-    if low < 0 or high >= vocab_size:
-        bad = low if low < 0 else high
+    bad = int(request.prompt_ids.max())  # none is below 0: Request sees to that
+    if bad >= vocab_size:
         position = int((request.prompt_ids == bad).argmax())
         raise InvalidRequestError(
             f"request {request.request_id}: token id {bad} at position {position} is outside the vocabulary, "
