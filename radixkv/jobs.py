@@ -53,7 +53,9 @@ def score_job(
     ]
     if len(requests) > 1 and len(head.prompt_ids) > 1:
         # All but its last token, which every continuation computes for its own first logits.
-        yield [replace(head, prompt_ids=head.prompt_ids[:-1])]
+        shared = replace(head, prompt_ids=head.prompt_ids[:-1])
+        yield [shared]
+        requests = [replace(request, num_shared=len(shared.prompt_ids)) for request in requests]
     answers = yield requests
     scores = []
     for request in requests:

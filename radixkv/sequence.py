@@ -58,6 +58,9 @@ class Request:
     adapter: int = 0
     """Index of a LoRA adapter, as the executor gave it out; 0 is the base model. Above 0 the ``namespace``
     must say so too, for its K and V are other ones (see ``namespace_of``)."""
+    num_shared: int = 0
+    """So many tokens at the prompt's beginning belong to another request of the same call, which counts them
+    for ``hit_rate``; they are not counted again."""
     beam: BeamParams | None = None
     """A beam search instead of samples; of ``sampling`` it uses what says when to stop."""
 
@@ -67,6 +70,7 @@ class Request:
         self._keep("prompt_ids", ids)
         self._keep("request_id", whole_within("request_id", self.request_id, MIN_INT64, MAX_INT64))
         self._keep("sample_index", whole_within("sample_index", self.sample_index, 0, MAX_INT64))
+        self._keep("num_shared", whole_within("num_shared", self.num_shared, 0, len(ids)))
         self._keep("namespace", _namespace_of(self.namespace))
         self._keep("adapter", whole_within("adapter", self.adapter, 0, 2**31 - 1))
         if self.adapter and not self.namespace:

@@ -84,6 +84,8 @@ class Admission:
         """``seq`` has ended, for the reason that it carries."""
         self._candidates.forget(seq)
         self._latencies.forget(seq)
+        if seq.finish_reason == "timeout":
+            self._latencies.waited(seq, self._clock())
         if seq.finish_reason in ("stop", "length"):
             self.reservation.ended(seq)
 
@@ -173,9 +175,10 @@ class Admission:
         room.take(seq, weaker)
         if first:
             assert seq.num_cached is not None
-            self._counters.prompt_tokens += seq.num_prompt
-            self._counters.cached_tokens += seq.num_cached
-            self._latencies.admitted(seq, self._clock())
+            shared = seq.request.num_shared
+            self._counters.prompt_tokens += seq.num_prompt - shared
+            self._counters.cached_tokens += max(seq.num_cached - shared, 0)
+            self._latencies.waited(seq, self._clock())
         return None
 
     def _find_pages(

@@ -15,6 +15,8 @@ class Counters:
     """N1: ``num_added = num_ended + waiting + running``."""
 
     num_added: int = 0
+    """Requests. Samples and beams of one prompt are one; of a ``score``, each continuation is one, and so is
+    the prompt where there are several."""
     num_finished: int = 0
     """Ended by ``stop`` or ``length``."""
     num_aborted: int = 0
@@ -33,7 +35,8 @@ class Counters:
     num_undone_steps: int = 0
     """Batches that failed or were interrupted."""
     prompt_tokens: int = 0
-    """Of requests admitted, counted once, at first admission; so are ``cached_tokens``."""
+    """Of requests admitted, counted once, at first admission; so are ``cached_tokens``. A prompt of several
+    samples or beams, or of several continuations to score, is counted once."""
     cached_tokens: int = 0
     prompt_tokens_computed: int = 0
     """Those computed again after a preemption included."""

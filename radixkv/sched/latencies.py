@@ -20,21 +20,23 @@ class Latencies:
 
     def __init__(self) -> None:
         self.queue_time_s = Histogram(SHORTEST_S, LONGEST_S)
-        """From ``add`` to the first admission."""
+        """From ``add`` to the first admission, or to the end as ``timeout``; once for each request."""
         self.ttft_s = Histogram(SHORTEST_S, LONGEST_S)
-        """From ``add`` to the first token."""
+        """From ``add`` to the first token; once for each request, however many samples it has. A beam search
+        has tokens only at its end, and is not in here, nor in ``inter_token_s``."""
         self.inter_token_s = Histogram(SHORTEST_S, LONGEST_S)
         self._last_token: dict[Sequence, float] = {}
 
-    def admitted(self, seq: Sequence, now: float) -> None:
-        """``seq`` has started for the first time."""
+    def waited(self, seq: Sequence, now: float) -> None:
+        """``seq`` has started for the first time, or has waited too long."""
         self.queue_time_s.record(max(now - seq.arrival, 0.0))
 
     def token(self, seq: Sequence, now: float) -> None:
         """``seq`` has one token more."""
         before = self._last_token.get(seq)
         if before is None:
-            self.ttft_s.record(max(now - seq.arrival, 0.0))
+            if seq.sample_index == seq.request.sample_index:  # the others begin with the same step
+                self.ttft_s.record(max(now - seq.arrival, 0.0))
         else:
             self.inter_token_s.record(max(now - before, 0.0))
         self._last_token[seq] = now
