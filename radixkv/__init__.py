@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         QueueFullError,
         QueueTimeoutError,
         RadixKVError,
+        RequestAbortedError,
         RequestTooLargeError,
         UnsupportedModelError,
     )
@@ -81,6 +82,7 @@ __all__ = [
     "QueueFullError",
     "QueueTimeoutError",
     "RadixKVError",
+    "RequestAbortedError",
     "RequestTooLargeError",
     "Sample",
     "SamplingParams",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from radixkv.engine import Engine
-from radixkv.errors import EngineDeadError, QueueTimeoutError
+from radixkv.errors import EngineDeadError, QueueTimeoutError, RequestAbortedError
 from radixkv.outputs import Delta, Output
 from radixkv.sample_answer import SampleAnswer
 from radixkv.sched.batch import SequenceOutput, Usage
@@ -33,10 +33,14 @@ class Answer:
         return self.error is not None or all(sample.finish_reason is not None for sample in self._samples)
 
     def raise_unless_answered(self) -> None:
-        """Raise its error, or ``QueueTimeoutError`` where it was not computed at all."""
+        """Raise its error, ``QueueTimeoutError`` where it was not computed at all, or ``RequestAbortedError``
+        where not to its end: such an answer is no result."""
         if self.error is not None:
             raise self.error
-        if self._samples[0].finish_reason == "timeout":
+        reasons = {sample.finish_reason for sample in self._samples}
+        if "abort" in reasons:
+            raise RequestAbortedError(f"request {self.request.request_id} of this call was aborted")
+        if "timeout" in reasons:
             raise QueueTimeoutError("this call waited longer than queue_timeout_s for its start")
 
     @property

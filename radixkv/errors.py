@@ -6,6 +6,7 @@ RadixKVError
 │   ├── DuplicateRequestError          a request id that is already in use
 │   └── QueueFullError                 as many requests wait as may: names both numbers
 ├── QueueTimeoutError (TimeoutError)   a call of several requests waited too long for its start
+├── RequestAbortedError                a call of several results was aborted by its request's id
 ├── MisuseError (ValueError)           a part of the ledger was called against its contract
 ├── ConfigError (ValueError)           a setting that makes no sense, with its value and the limit
 ├── UnsupportedModelError              the load-time check refused a model, and says why
@@ -54,6 +55,11 @@ class QueueFullError(InvalidRequestError):
 class QueueTimeoutError(RadixKVError, TimeoutError):
     """A ``prefill``, ``score`` or ``beam_search`` waited longer than ``queue_timeout_s`` for its start, and
     was not computed. (``generate`` gives an ``Output`` with the finish reason ``timeout`` instead.)"""
+
+
+class RequestAbortedError(RadixKVError):
+    """A ``prefill``, ``score`` or ``beam_search`` was aborted by the id of one of its requests. (``generate``
+    gives an ``Output`` with what there is, and the finish reason ``abort``, instead.)"""
 
 
 class MisuseError(RadixKVError, ValueError):
@@ -109,7 +115,7 @@ class NonFiniteLogitsError(RadixKVError):
 
 
 class EngineDeadError(RadixKVError):
-    """The engine has stopped for good. ``__cause__`` is what killed it. Everybody is told by one of his own."""
+    """The engine has stopped for good. ``__cause__`` is what killed it. Everybody gets one of his own."""
 
     def again(self) -> EngineDeadError:
         """The same for one more caller: an error that is raised at many places collects the tracebacks of all

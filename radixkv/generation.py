@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Generator
+from contextlib import suppress
 from dataclasses import replace
+from types import TracebackType
 
 from radixkv.engine_thread import EngineThread
 from radixkv.errors import MisuseError
@@ -61,7 +63,7 @@ class Generation:
             return inbox.deltas.pop(next(iter(inbox.deltas)))
         if inbox.error is not None and not inbox.error_told:
             inbox.error_told = True
-            raise inbox.error
+            raise inbox.error.with_traceback(inbox.error_trace)
         raise StopAsyncIteration
 
     def __await__(self) -> Generator[object, None, Output]:
@@ -74,14 +76,21 @@ class Generation:
             await self._more(inbox)
         if inbox.error is not None:
             inbox.error_told = True
-            raise inbox.error
+            raise inbox.error.with_traceback(inbox.error_trace)
         if inbox.output is None:
             raise MisuseError("this generation was closed before its end")
         return inbox.output
 
     async def aclose(self) -> None:
-        """Abort the request if it runs. Called twice, or after the end, it does nothing."""
+        """Abort the request if it runs. A loop over it that waits in another task ends; whoever waits for the
+        whole gets ``MisuseError``. Called twice, or after the end, it does nothing."""
         self.abandon()
+        inbox, loop = self._inbox, self._loop
+        if inbox is not None and loop is asyncio.get_running_loop():
+            inbox.wake()
+        elif inbox is not None and loop is not None:
+            with suppress(RuntimeError):  # closed: nobody waits there
+                loop.call_soon_threadsafe(inbox.wake)
 
     def _begin(self) -> _Inbox:
         loop = asyncio.get_running_loop()
@@ -157,6 +166,8 @@ class _Inbox:
         """One for each sample that has something new, in the order in which they began to wait."""
         self.output: Output | None = None
         self.error: BaseException | None = None
+        self.error_trace: TracebackType | None = None
+        """Where it came from. Others of the same step may be told of the same error: nobody's frames stay."""
         self.error_told = False
         self.is_over = False
         """Nothing more will come, or nobody wants it."""
@@ -166,19 +177,20 @@ class _Inbox:
         if not self.is_over:
             waiting = self.deltas.get(delta.sample_index)
             self.deltas[delta.sample_index] = delta if waiting is None else _joined(waiting, delta)
-            self._wake()
+            self.wake()
 
     def finish(self, output: Output) -> None:
         if not self.is_over:
             self.output, self.is_over = output, True
-            self._wake()
+            self.wake()
 
     def fail(self, error: BaseException) -> None:
         if not self.is_over:
-            self.error, self.is_over = error, True
-            self._wake()
+            self.error, self.error_trace, self.is_over = error, error.__traceback__, True
+            self.wake()
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Whoever waits looks again."""
         if self.waiter is not None and not self.waiter.done():
             self.waiter.set_result(None)
 

@@ -44,6 +44,7 @@ PUBLIC: dict[str, set[str]] = {
         "QueueFullError",
         "QueueTimeoutError",
         "RadixKVError",
+        "RequestAbortedError",
         "RequestTooLargeError",
         "Sample",
         "SamplingParams",
