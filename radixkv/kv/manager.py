@@ -215,7 +215,10 @@ class KVCacheManager:
 
     def _let_go(self, pages: PageIds) -> None:
         self.pool.decref(pages)
-        self.tree.became_idle(pages[self.pool.ref_count[pages] == 1])
+        counts = self.pool.ref_count
+        if len(pages) == 1 and counts.item(pages.item()) != 1:
+            return
+        self.tree.became_idle(pages[counts[pages] == 1])
 
     def _allocate(self, num_pages: int) -> PageIds:
         """``num_pages`` pages, evicting what is short. The caller knows that there are enough."""

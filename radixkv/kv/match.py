@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from radixkv.types import PageIds
 
 
-@dataclass(frozen=True, eq=False)
-class Match:
+class Match(NamedTuple):
     """The longest known beginning of a token sequence."""
 
     page_ids: PageIds
@@ -20,8 +19,7 @@ class Match:
     """All of it: ``len(page_ids) * page_size + partial_tokens``."""
 
 
-@dataclass(frozen=True, eq=False)
-class Insertion:
+class Insertion(NamedTuple):
     """What an insert did."""
 
     canonical: PageIds

@@ -105,6 +105,13 @@ class PagePool:
         """One holder less for each of ``pages``; those without a holder are free again."""
         if len(pages) == 0:
             return
+        if len(pages) == 1:
+            page, count = self._one_of(pages)
+            self._count[page] = count - 1
+            if count == 1:
+                self._stack[self._num_free] = page
+                self._num_free += 1
+            return
         left = self._counts_of(pages) - 1
         self._count[pages] = left
         freed = pages[left == 0]

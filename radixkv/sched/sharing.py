@@ -20,7 +20,9 @@ def leader_of(follower: Sequence, hit: int, running: Iterable[Sequence], min_tok
     limit = follower.max_hit_tokens
     ids = follower.token_ids
     for leader in running:
-        begin = max(hit, leader.num_computed)
+        begin = leader.num_computed
+        if begin < hit:
+            begin = hit
         end = begin + min_tokens  # all tokens up to here must agree, and be the leader's to compute
         if end > limit or end > leader.num_tokens:
             continue
@@ -44,14 +46,16 @@ def end_of_chunk(leader: Sequence, end: int, waiting: Iterable[Sequence], min_to
     nobody shares, or where the chunk would become empty.
     """
     ids = leader.token_ids
+    begin = leader.num_computed
+    first = ids.item(begin)
     shared_ends: list[int] = []
     for follower in waiting:
+        if follower.num_tokens <= begin or follower.token_ids.item(begin) != first:
+            continue
         limit = min(follower.max_hit_tokens, leader.num_tokens, end + min_tokens)
+        if limit <= begin or follower.request.namespace != leader.request.namespace:
+            continue
         other = follower.token_ids
-        if limit <= leader.num_computed or ids.item(leader.num_computed) != other.item(leader.num_computed):
-            continue
-        if follower.request.namespace != leader.request.namespace:
-            continue
         shared_ends.append(common_prefix(ids[:limit], other[:limit]))
     for shared in sorted(shared_ends, reverse=True):
         if end < shared < end + min_tokens:
