@@ -105,4 +105,5 @@ class AsyncChat:
 
     async def _record(self, prompt: ChatPrompt, output: Output) -> None:
         if output.finish_reason not in ("abort", "timeout"):
-            await self._llm.between_steps(lambda: self._transcript.record(prompt, output))
+            reply = await self._llm.between_steps(lambda: self._transcript.reply(output))
+            self._transcript.record(prompt, reply)  # here, where no cancelling can come between

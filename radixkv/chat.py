@@ -41,8 +41,8 @@ class Chat:
     """A conversation over an ``LLM``: ``chat.send("Hello")`` gives the reply's ``Output``.
 
     The next turn's prompt begins with the very ids of this one, prompt and reply, so everything that was
-    computed is found again. ``messages`` may be read and edited: ``del chat.messages[2:]`` goes back. A turn
-    that fails, or is aborted, leaves the conversation as it was.
+    computed is found again. ``messages`` may be read and edited, at any time: ``del chat.messages[2:]`` goes
+    back. A turn that fails, or is aborted, leaves the conversation as it was.
     """
 
     def __init__(self, llm: LLM, transcript: Transcript, scope: Scope = NO_SCOPE) -> None:
@@ -77,7 +77,8 @@ class Chat:
                 queue_timeout_s=queue_timeout_s,
             )
             if output.finish_reason not in ("abort", "timeout"):
-                self._llm.between_calls(lambda: self._transcript.record(prompt, output))
+                reply = self._llm.between_calls(lambda: self._transcript.reply(output))
+                self._transcript.record(prompt, reply)
             return output
 
     def explain(self, content: str) -> PromptExplanation:

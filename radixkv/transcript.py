@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import takewhile
 
 import numpy as np
 
@@ -28,13 +29,23 @@ class _Mark:
 @dataclass(frozen=True)
 class ChatPrompt:
     """The next turn's prompt. ``num_kept`` of its ids are those of earlier turns, as they were sent and
-    sampled; the rest is newly encoded."""
+    sampled; the rest is newly encoded. ``new``: the messages that the turn begins with."""
 
-    messages: tuple[Message, ...]
+    new: tuple[Message, ...]
     token_ids: TokenIds
     num_kept: int
     text: str
     mark: _Mark
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What was answered: ``text`` as the caller has seen it, of which ``token_ids`` are the beginning
+    ``said``."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    said: str
 
 
 class Transcript:
@@ -46,8 +57,9 @@ class Transcript:
     may leave out an earlier turn's thinking), the ids from the last turn's border before that place on are
     the encoded text of the template.
 
-    ``messages`` is a plain list, and may be edited: ``del transcript.messages[2:]`` goes back to the first
-    exchange.
+    ``messages`` is a plain list, always the same one, and may be edited: ``del transcript.messages[2:]`` goes
+    back to the first exchange. What is changed while a reply is awaited stands: the turn's two messages come
+    to the end of what the list is then.
     """
 
     def __init__(self, tokenizer: Tokenizer, messages: Sequence[Mapping[str, str]] = ()) -> None:
@@ -61,13 +73,14 @@ class Transcript:
     def prompt(self, *new: Mapping[str, str]) -> ChatPrompt:
         """The ids of all messages and ``new`` ones, with the template's beginning of a reply. Changes
         nothing. Raises ``InvalidRequestError`` where the template refuses them."""
-        messages = tuple([_message(message) for message in (*self.messages, *new)])
+        said = tuple([_message(message) for message in new])
+        messages = [*[_message(message) for message in tuple(self.messages)], *said]
         text = self._tokenizer.chat_text(messages)
         mark = next(mark for mark in reversed(self._marks) if text.startswith(self._text[: mark.num_chars]))
         kept = self._token_ids[: mark.num_tokens]
         rest = text[mark.num_chars :]
         added = self._tokenizer.encode_behind(rest) if mark.num_tokens else self._encode(rest)
-        return ChatPrompt(messages, np.concatenate([kept, added]), mark.num_tokens, text, mark)
+        return ChatPrompt(said, np.concatenate([kept, added]), mark.num_tokens, text, mark)
 
     def _encode(self, text: str) -> TokenIds:
         return self._tokenizer.encode(text, add_special_tokens=False)
@@ -92,21 +105,25 @@ class Transcript:
     def end_turn(self) -> None:
         self._is_busy = False
 
-    def record(self, prompt: ChatPrompt, output: Output) -> None:
-        """``output`` is the reply to ``prompt``: both become the past. Of the sampled ids those count that
-        lie within the text that the caller has seen: not an end token, nor what belongs to a stop string."""
-        ids = list(output.token_ids)
+    def reply(self, output: Output) -> Reply:
+        """``output`` as the past will have it. Changes nothing. Of the sampled ids those count that lie
+        within the text that the caller has seen, up to the first special token: an end token, or one in the
+        midst of the text, which neither ``messages`` nor the template knows of. What belongs to a stop string
+        does not count either."""
+        ids = list(takewhile(lambda token_id: not self._tokenizer.is_silent(token_id), output.token_ids))
         while ids and not output.text.startswith(self._tokenizer.decode(ids)):
             ids.pop()
-        while ids and self._tokenizer.is_silent(ids[-1]):
-            ids.pop()  # the template writes its own end
-        said = self._tokenizer.decode(ids)
-        self.messages = [*prompt.messages, {"role": "assistant", "content": output.text}]
+        return Reply(output.text, tuple(ids), self._tokenizer.decode(ids))
+
+    def record(self, prompt: ChatPrompt, reply: Reply) -> None:
+        """Both become the past. Uses no tokenizer."""
+        self.messages += [*prompt.new, {"role": "assistant", "content": reply.text}]
         self._marks = [mark for mark in self._marks if mark.num_chars <= prompt.mark.num_chars]
         self._marks.append(_Mark(len(prompt.text), len(prompt.token_ids)))
-        self._marks.append(_Mark(len(prompt.text) + len(said), len(prompt.token_ids) + len(ids)))
-        self._text = prompt.text + said
-        self._token_ids = np.concatenate([prompt.token_ids, np.array(ids, np.int32)])
+        num_tokens = len(prompt.token_ids) + len(reply.token_ids)
+        self._marks.append(_Mark(len(prompt.text) + len(reply.said), num_tokens))
+        self._text = prompt.text + reply.said
+        self._token_ids = np.concatenate([prompt.token_ids, np.array(reply.token_ids, np.int32)])
 
 
 def _message(message: object) -> Message:
