@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from radixkv.kv.eviction_memory import Anchor
 from radixkv.kv.invariant import require
 
 
-class Finding(NamedTuple):
+@dataclass(slots=True, eq=False)
+class Finding:
     """``num_tokens`` of a prompt were found. That stays so for as long as the tree holds the last whole page
     of them, and nothing entered or left right behind it that could be more, or was more, than what else is
     there has in common with the rest of the prompt."""
 
     num_tokens: int
     version: int
-    """The tree's, when it was looked up."""
+    """The tree's, when it was looked up, or last seen to be as it was."""
     moment: int
     """The change log's, likewise."""
     anchor: Anchor

@@ -193,13 +193,16 @@ class RadixTree:
 
     def still_finds(self, found: Finding) -> bool:
         """Whether ``find`` would find as many tokens as it did then. ``False`` may mean that it is not known.
-        Changes nothing; costs O(1)."""
+        Changes nothing but the finding's own date; costs O(1)."""
         if found.version == self.version:
             return True
         anchor = found.anchor
+        if anchor.__class__ is not tuple and self._serial.item(found.page) != anchor:
+            return False
         if self._changes.has_changed(anchor, found.rest, found.moment):
             return False
-        return anchor.__class__ is tuple or self._serial.item(found.page) == anchor
+        found.version, found.moment = self.version, self._changes.now
+        return True
 
     def lookup(self, token_ids: TokenIds, namespace: Namespace = ()) -> Match:
         """What ``match`` would return; changes nothing, recency included."""
