@@ -160,15 +160,16 @@ class EvictionOrder:
         """How many of ``tail``, which are a leaf's last pages from the end on, come next: idle ones that go
         before every other candidate. The first is known to be the next victim."""
         others = self._queue.first_key()
-        farthest = tail.item(-1)  # if it goes, all do: towards the root keys and counts never fall (T5, M2)
-        if ref_count.item(farthest) == 1 and (others is None or self._keys.item(farthest) < others):
-            return len(tail)
-        if others is None:
-            stop = ref_count[tail] != 1
-        else:
-            stop = (ref_count[tail] != 1) | (self._keys[tail] >= others)
-        stop[0] = False
-        return int(stop.argmax()) if stop.any() else len(tail)
+        keys = self._keys
+        low, high, probe = 1, len(tail), len(tail) - 1  # often all go
+        while low < high:  # towards the root keys and counts never fall (T5, M2)
+            page = tail.item(probe)
+            if ref_count.item(page) == 1 and (others is None or keys.item(page) < others):
+                low = probe + 1
+            else:
+                high = probe
+            probe = (low + high) // 2
+        return low
 
     # ---- reports ----------------------------------------------------------------------------------------
 

@@ -211,7 +211,8 @@ class KVCacheManager:
 
     def _hold(self, pages: PageIds) -> None:
         self.pool.incref(pages)
-        self._idle_at_least = max(self._idle_at_least - len(pages), 0)
+        if self._idle_at_least:
+            self._idle_at_least = max(self._idle_at_least - len(pages), 0)
 
     def _let_go(self, pages: PageIds) -> None:
         self.pool.decref(pages)
