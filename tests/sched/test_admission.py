@@ -40,9 +40,10 @@ def test_one_that_became_next_by_being_overtaken_is_not_tried_again_in_its_own_t
     unknown = h.add(random_ids(3, 40), 8)
     longest = h.add([*SHARED[:64], 7], 8)
     shorter = h.add([*random_ids(2, 40), 7], 8)
+    last = h.add(random_ids(4, 30), 8)
     h.step()
-    assert running(h) == [longest, unknown, shorter]
-    assert h.grants == {longest: 1, unknown: 40, shorter: 1}
+    assert running(h) == [longest, unknown, shorter, last]
+    assert h.grants == {longest: 1, unknown: 40, shorter: 1, last: 30}
     h.run()
     h.assert_as_oracle()
 
