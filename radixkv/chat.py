@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from radixkv.errors import InvalidRequestError
 from radixkv.namespace import NO_SCOPE, Scope
 from radixkv.outputs import Output, PromptExplanation
+from radixkv.plain import shown
+from radixkv.plain import shown
 from radixkv.sampling import SamplingParams
 from radixkv.text import Tokenizer
 from radixkv.transcript import ChatPrompt, Message, Transcript
@@ -19,9 +21,18 @@ if TYPE_CHECKING:
 def open_transcript(
     tokenizer: Tokenizer | None, system: str | None, messages: Sequence[Mapping[str, str]]
 ) -> Transcript:
-    """A conversation's beginning. Raises ``InvalidRequestError`` where there is no chat template."""
+    """A conversation's beginning. Raises ``InvalidRequestError`` where there is no chat template, or where
+    ``system`` is no text."""
     if tokenizer is None or not tokenizer.has_chat_template:
         raise InvalidRequestError("a chat needs a tokenizer with a chat template")
+    if system is not None and not isinstance(system, str):
+        raise InvalidRequestError(
+            f"system must be text or None, got {shown(system)}: what was said before goes into messages="
+        )
+    if system is not None and not isinstance(system, str):
+        raise InvalidRequestError(f"system must be text or None, got {shown(system)}: messages=[...] begins a chat")
+    if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Iterable):
+        raise InvalidRequestError(f"messages must be a list of messages, got {shown(messages)}")
     first = [] if system is None else [{"role": "system", "content": system}]
     return Transcript(tokenizer, [*first, *messages])
 
