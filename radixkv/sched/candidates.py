@@ -61,6 +61,8 @@ class Candidates:
         may matter to it."""
         request = seq.request
         found = self._found.get(request.request_id)
+        if found is not None and found.version == self._kv.version:
+            return found.num_tokens
         if found is None or not self._kv.still_finds(request, found):
             found = self._found[request.request_id] = self._kv.find(request)
         return found.num_tokens

@@ -66,7 +66,7 @@ class WaitingQueue:
 
     def _take_out(self, seq: Sequence) -> None:
         del self._by_number[seq.number]
-        if self._boosted.pop(seq.number, None) is None:
+        if not self._boosted or self._boosted.pop(seq.number, None) is None:
             self._ordinary.remove(seq)
         if self._has_deadline(seq):
             self._deadlines.remove((self._deadline(seq), seq.number))
@@ -95,14 +95,14 @@ class WaitingQueue:
         if not self._by_number:
             self._admitted.clear()
             return
-        earliest = self._by_number.keys()[0]
+        earliest = self._by_number.peekitem(0)[0]
         while self._admitted and self._admitted[0] < earliest:
             del self._admitted[0]
 
     @property
     def earliest(self) -> Sequence:
         """The earliest arrival that waits; the queue is not empty."""
-        seq: Sequence = self._by_number.values()[0]
+        seq: Sequence = self._by_number.peekitem(0)[1]
         return seq
 
     def num_overtakers(self, seq: Sequence) -> int:
