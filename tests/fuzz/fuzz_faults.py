@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -105,6 +106,24 @@ def namespace_fields_are_joined(patch: Patch) -> None:
         return ("".join(map(str, namespace))[:0], self.epoch)
 
     patch.setattr(KVCacheManager, "_namespace", namespace_of)
+
+
+def adapters_share_a_namespace(patch: Patch) -> None:
+    def namespace_of(self: KVCacheManager, namespace: Namespace) -> Namespace:
+        return (*(field for field in namespace if not str(field).startswith("adapter")), self.epoch)
+
+    patch.setattr(KVCacheManager, "_namespace", namespace_of)
+
+
+def adapters_are_forgotten(patch: Patch) -> None:
+    def make(real: Any) -> Any:
+        def build(*args: Any, **kwargs: Any) -> Batch:
+            batch: Batch = real(*args, **kwargs)
+            return replace(batch, adapter_ids=np.zeros_like(batch.adapter_ids))
+
+        return build
+
+    _replace(patch, scheduler, "build_batch", make)
 
 
 def overtaking_is_not_bounded(patch: Patch) -> None:
@@ -324,6 +343,7 @@ FAULTS: dict[str, Callable[[Patch], None]] = {
         first_copy_is_lost, copy_takes_a_token_too_few, interrupted_copy_counts_as_done,
         interrupted_rows_count_as_computed, stale_is_inserted, flush_keeps_the_epoch,
         flush_leaves_the_pins, namespace_is_ignored, namespace_fields_are_joined,
+        adapters_share_a_namespace, adapters_are_forgotten,
         overtaking_is_not_bounded, waiting_time_is_not_bounded, pins_do_not_expire,
         unpin_forgets_the_pages, pin_is_let_go_twice, a_page_is_not_let_go,
         freed_pages_come_back_too_early, match_goes_a_token_too_far, scored_prompt_is_hit_whole,

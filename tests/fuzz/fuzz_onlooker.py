@@ -76,7 +76,7 @@ class Onlooker:
     # Admissions
 
     def admit(self, number: int, num_cached: int | None) -> None:
-        """A request has just begun to run, or to run again."""
+        """A request, or a sample of it, has just begun to run, or to run again."""
         if number not in self.admitted:
             self.admitted.add(number)
             self.never_admitted.remove(number)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from fuzz_program import NUM_ADAPTERS
 
 from radixkv.config import EngineConfig
 from radixkv.engine import Engine
@@ -39,12 +40,20 @@ class Sample:
         return self.final
 
 
+def fake_executor(fake: dict[str, Any], *, num_pages: int, page_size: int) -> FakeExecutor:
+    """With all its adapters."""
+    executor = FakeExecutor(num_pages=num_pages, page_size=page_size, **fake)
+    for number in range(NUM_ADAPTERS):
+        executor.load_adapter(number)
+    return executor
+
+
 class Oracle:
     """Answers for the executors that ``fake`` describes."""
 
     def __init__(self, fake: dict[str, Any]) -> None:
         self._fake = fake
-        self._executor = FakeExecutor(num_pages=1, page_size=1, **fake)
+        self._executor = fake_executor(fake, num_pages=1, page_size=1)
         self._hasher = PrefixHasher()
 
     def beams(self, request: Request) -> list[Sample]:
@@ -52,7 +61,7 @@ class Oracle:
         num_tokens = (len(request.prompt_ids) + request.sampling.max_tokens) * request.num_samples
         num_pages = 4 * request.num_samples + num_tokens // _PAGE_SIZE
         config = EngineConfig(num_pages=num_pages, page_size=_PAGE_SIZE, prefix_cache=False)
-        engine = Engine.build(config, FakeExecutor(num_pages=num_pages, page_size=_PAGE_SIZE, **self._fake))
+        engine = Engine.build(config, fake_executor(self._fake, num_pages=num_pages, page_size=_PAGE_SIZE))
         engine.add(request)
         samples = [Sample() for _ in range(request.num_samples)]
         while engine.has_work:
@@ -67,7 +76,7 @@ class Oracle:
         ends = set(sampling.stop_token_ids)
         if not sampling.ignore_eos:
             ends.update(self._executor.spec.eos_token_ids)
-        prefix = int(self._hasher.extend(0, request.prompt_ids)[-1])
+        prefix = int(self._hasher.extend(FakeExecutor.seed_of(request.adapter), request.prompt_ids)[-1])
         tokens: list[int] = []
         while len(tokens) < sampling.max_tokens:
             draw = 0.0
@@ -84,19 +93,25 @@ class Oracle:
 
     def scores(self, request: Request) -> list[float]:
         """The log-probabilities of its prompt."""
-        start = request.logprob_start
-        return [] if start is None else self._executor.expected_logprobs(request.prompt_ids, start)
+        return [entry.logprob for entry in self._prompt_entries(request, 0)]
 
     def prompt_entries(self, request: Request) -> list[TokenLogprobs]:
         num_top = request.sampling.prompt_logprobs
-        if num_top is None or request.logprob_start is None:
+        return [] if num_top is None else self._prompt_entries(request, num_top)
+
+    def _prompt_entries(self, request: Request, num_top: int) -> list[TokenLogprobs]:
+        if request.logprob_start is None:
             return []
         start = max(request.logprob_start, 1)
-        return self._executor.expected_token_logprobs(request.prompt_ids, start, num_top)
+        return self._executor.expected_token_logprobs(
+            request.prompt_ids, start, num_top, adapter=request.adapter
+        )
 
     def entries(self, request: Request, tokens: list[int]) -> list[TokenLogprobs]:
         num_top = request.sampling.logprobs
         if num_top is None:
             return []
         ids = request.prompt_ids.tolist()
-        return self._executor.expected_token_logprobs(ids + tokens, len(ids), num_top)
+        return self._executor.expected_token_logprobs(
+            ids + tokens, len(ids), num_top, adapter=request.adapter
+        )

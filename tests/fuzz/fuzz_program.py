@@ -12,12 +12,14 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from radixkv.beam_params import BeamParams
 from radixkv.config import EvictionPolicyName, PolicyName
+from radixkv.namespace import namespace_of
 from radixkv.types import Namespace
 
 PAGE_SIZES = (1, 4, 16, 64)
 POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
 EVICTION_POLICIES: tuple[EvictionPolicyName, ...] = get_args(EvictionPolicyName)
 NAMESPACES: tuple[Namespace, ...] = ((), (), (), ("x",), ("y", 1))
+NUM_ADAPTERS = 2
 LONGEST = {1: 20, 4: 30, 16: 44, 64: 140}
 """Tokens of the longest prompt, by page size."""
 
@@ -34,6 +36,8 @@ class Ask:
     prompt: tuple[int, ...]
     max_tokens: int
     namespace: Namespace = ()
+    adapter: int = 0
+    """0, the base model, or one of ``NUM_ADAPTERS``, which then stands in ``namespace``."""
     options: tuple[tuple[str, Any], ...] = ()
     """Further fields of ``SamplingParams``."""
     fields: tuple[tuple[str, Any], ...] = ()
@@ -84,6 +88,7 @@ class _Maker:
         self.longest = LONGEST[self.page_size]
         self.texts = [[self.rng.randint(1, 3) for _ in range(self.longest)] for _ in range(2)]
         self.has_cache = self.rng.random() < 0.9
+        self.has_adapters = self.rng.random() < 0.2
         self.asked: list[Ask] = []
 
     def config(self) -> dict[str, Any]:
@@ -95,7 +100,7 @@ class _Maker:
             "page_size": size,
             "max_pinned_pages": max_pinned,
             "max_batch_tokens": rng.choice(
-                (rng.randint(1, 4) * max(2, size // 4), rng.randint(10, 40), 1000)
+                (rng.randint(1, 4) * max(2, size // 3), rng.randint(12, 40), 1000)
             ),
             "max_running": rng.randint(1, 6),
             "decode_reserve_tokens": rng.choice((0, 0, 4, 32, None)),
@@ -114,10 +119,10 @@ class _Maker:
         config = self.config()
         fake = {"vocab_size": self.rng.choice((4, 50)), "eos_one_in": 9}
         ops: list[Op] = []
-        num_requests = self.rng.randint(2, 5)
+        num_requests = self.rng.choice((2, 2, 3, 3, 4))
         while len(self.asked) < num_requests:
             ops.append(self.op())
-        ops += [self.op(adds=False) for _ in range(self.rng.randint(2, 6))]
+        ops += [self.op(adds=False) for _ in range(self.rng.randint(1, 4))]
         return Program(seed=self.seed, config=config, fake=fake, ops=tuple(ops))
 
     def op(self, adds: bool = True) -> Op:
@@ -153,7 +158,7 @@ class _Maker:
         rng = self.rng
         prompt, max_tokens = (
             self.prompt(),
-            rng.choice((rng.randint(0, 7), rng.randint(0, 7), rng.randint(8, 20))),
+            rng.choice((rng.randint(0, 6), rng.randint(0, 6), rng.randint(7, 12))),
         )
         options: list[tuple[str, Any]] = []
         fields: list[tuple[str, Any]] = []
@@ -185,11 +190,18 @@ class _Maker:
         elif rng.random() < 0.1:
             start = rng.randrange(len(prompt))
             options += [("prompt_logprobs", rng.randint(0, 2)), ("prompt_logprobs_start", start)]
+        adapter = rng.randint(1, NUM_ADAPTERS) if self.has_adapters and rng.random() < 0.5 else 0
+        salt = rng.choice((None, None, "x"))
         return Ask(
             follows=follows,
             prompt=prompt,
             max_tokens=max_tokens,
-            namespace=rng.choice(NAMESPACES),
+            adapter=adapter,
+            namespace=(
+                namespace_of(adapter=f"adapter {adapter}", adapter_version=1, cache_salt=salt)
+                if adapter
+                else rng.choice(NAMESPACES)
+            ),
             options=tuple(options),
             fields=tuple(fields),
         )

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from engine_kit import FakeClock
 from fuzz_onlooker import Onlooker, require
-from fuzz_oracle import Oracle, Sample
+from fuzz_oracle import Oracle, Sample, fake_executor
 from fuzz_program import LONGEST, Ask, Op, Program, program_of
 from numpy.typing import NDArray
 
@@ -34,8 +34,8 @@ class Run:
         self.counts: Counter[str] = Counter()
         self.clock = FakeClock()
         self.config = EngineConfig(**program.config)
-        self.executor = FakeExecutor(
-            num_pages=self.config.num_pages, page_size=self.config.page_size, **program.fake
+        self.executor: FakeExecutor = fake_executor(
+            program.fake, num_pages=self.config.num_pages, page_size=self.config.page_size
         )
         self.engine = Engine.build(self.config, self.executor, self.clock)
         self.kv: KVCacheManager = self.engine.kv
@@ -51,12 +51,13 @@ class Run:
 
         def watched() -> Batch | None:
             self.counts["pins expired"] += self.seen.expire_pins()
-            before = {seq.request.request_id for seq in self.engine.scheduler.running}
+            before = {seq.number for seq in self.engine.scheduler.running}
             batch = schedule()
             for seq in self.engine.scheduler.running:
-                if seq.request.request_id not in before:
-                    before.add(seq.request.request_id)
+                if seq.number not in before:
                     self.seen.admit(seq.request.request_id, seq.num_cached)
+            if batch is not None:
+                self.counts["steps with several adapters"] += len(set(batch.adapter_ids.tolist())) > 1
             return batch
 
         self.engine.scheduler.schedule = watched  # type: ignore[method-assign]
@@ -120,10 +121,12 @@ class Run:
             prompt_ids=np.array(before + list(ask.prompt), np.int32),
             sampling=SamplingParams(max_tokens=ask.max_tokens, **dict(ask.options)),
             namespace=ask.namespace,
+            adapter=ask.adapter,
             **dict(ask.fields),
         )
 
     def add(self, op: Op) -> None:
+        self.seen.take(self.engine.take_outputs())  # an interrupted step may have kept some back
         request = self.request_of(op.some_ask)
         self._num_asked += 1
         running = {seq.request.request_id for seq in self.engine.scheduler.running}
@@ -252,6 +255,7 @@ class Run:
     def check_request(self, request: Request, samples: list[Sample]) -> None:
         is_done = all(sample.last.finish_reason in ("stop", "length") for sample in samples)
         self.counts["scored"] += bool(samples[0].last.logprobs)
+        self.counts["under an adapter"] += is_done and request.adapter > 0
         self.counts["entries of outputs"] += sum(len(sample.entries) for sample in samples)
         self.counts["entries of prompts"] += len(samples[0].last.prompt_logprobs)
         self.counts["beam searches done"] += is_done and request.beam is not None
