@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from radixkv.config import EngineConfig
 from radixkv.errors import ConfigError, EngineDeadError, InternalError, InvalidRequestError
-from radixkv.executor.base import ModelExecutor, UpdatableExecutor
+from radixkv.executor.base import AdapterExecutor, ModelExecutor, UpdatableExecutor
 from radixkv.interrupt import InterruptsHeld
 from radixkv.kv.events import MAX_EVENT_PAGES, Event
 from radixkv.kv.manager import FlushReport, KVCacheManager
@@ -92,7 +92,15 @@ class Engine:
         self._raise_if_dead()
         if not isinstance(request, Request):
             raise InvalidRequestError(f"the engine takes a Request, got {shown(request)}")
+        if request.adapter and not self._has_adapter(request.adapter):
+            self.scheduler.counters.num_refused += 1
+            raise InvalidRequestError(
+                f"request {request.request_id}: no adapter of index {request.adapter} is loaded"
+            )
         self.scheduler.add(request)
+
+    def _has_adapter(self, adapter: int) -> bool:
+        return isinstance(self.executor, AdapterExecutor) and self.executor.has_adapter(adapter)
 
     def abort(self, request_id: int) -> tuple[SequenceOutput, ...]:
         """End a request, whatever its state. The final output of each of its samples that had not ended is

@@ -45,10 +45,12 @@ def test_b083_very_many_namespaces_share_nothing_and_leave_nothing_behind() -> N
     assert h.engine.kv.stats()["tree_num_namespaces"] == 0
 
 
-def test_an_adapter_without_a_namespace_is_refused() -> None:
+def test_an_adapter_has_namespaces_of_its_own() -> None:
     ids = np.array([1, 2, 3], np.int32)
-    with pytest.raises(InvalidRequestError, match="adapter 1 needs a namespace of its own"):
-        Request(request_id=1, prompt_ids=ids, adapter=1)
+    own = [
+        Request(request_id=1, prompt_ids=ids, adapter=1, namespace=name).namespace for name in ((), ("x",))
+    ]
+    assert len({(), ("x",), *own}) == 4
     with pytest.raises(InvalidRequestError, match="adapter must lie in"):
         Request(request_id=1, prompt_ids=ids, adapter=-1, namespace=("x",))
 

@@ -49,6 +49,10 @@ class AdapterShelf:
         self._adapters[self._num_ever] = pairs
         return self._num_ever
 
+    def has(self, adapter: int) -> bool:
+        """Whether there is an adapter of that index."""
+        return adapter in self._adapters
+
     def drop(self, adapter: int) -> None:
         """Forget an adapter. Raises ``MisuseError`` where there is none of that index."""
         if self._adapters.pop(adapter, None) is None:

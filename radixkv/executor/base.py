@@ -39,6 +39,9 @@ class AdapterExecutor(Protocol):
     def load_adapter(self, path: str | os.PathLike[str]) -> int:
         """Read an adapter; returns its index, above 0 and never given out before."""
 
+    def has_adapter(self, adapter: int) -> bool:
+        """Whether an adapter of this index is loaded."""
+
     def unload_adapter(self, adapter: int) -> None:
         """Forget an adapter that no sequence uses any more."""
 

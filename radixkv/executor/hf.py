@@ -155,6 +155,10 @@ class HFExecutor:
         """See ``PreparedModel.load_adapter``."""
         return self._prepared.load_adapter(path)
 
+    def has_adapter(self, adapter: int) -> bool:
+        """Whether an adapter of this index is loaded."""
+        return self._prepared.adapters.has(adapter)
+
     def unload_adapter(self, adapter: int) -> None:
         """Forget an adapter; no sequence may use it any more. Raises ``MisuseError``."""
         self._prepared.adapters.drop(adapter)

@@ -82,6 +82,9 @@ class FakeExecutor:
         self._adapters.add(self._num_adapters_ever)
         return self._num_adapters_ever
 
+    def has_adapter(self, adapter: int) -> bool:
+        return adapter in self._adapters
+
     def unload_adapter(self, adapter: int) -> None:
         self._adapters.remove(adapter)
 
