@@ -176,6 +176,7 @@ class Run:
         setattr(self.executor, when, hook)
 
     def abort(self, op: Op) -> None:
+        self.seen.take(self.engine.take_outputs())
         number = op.which
         was_live = number in self.seen.requests and not self.seen.has_ended(number)
         outputs = self.engine.abort(number)

@@ -61,6 +61,7 @@ def test_b118_no_piece_holds_half_a_character(make: MakeTokenizer, text: str) ->
 
 
 def test_b118_a_broken_tail_is_flushed_once_at_the_end() -> None:
+    """Fault seen: ``end`` gives no replacement characters."""
     for tokenizer, broken in ((byte_level(), 1), (byte_fallback(), 3)):
         ids = tokenizer.encode("a\N{PILE OF POO}").tolist()[:-1]  # the emoji's last byte is missing
         pieces = pieces_of(tokenizer, ids)
