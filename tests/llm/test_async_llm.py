@@ -240,13 +240,13 @@ def test_b056_one_of_eight_is_cancelled_and_sent_again_and_the_others_do_not_not
     async def main() -> None:
         llm, executor = fake_async_llm(num_pages=8192 // page_size, page_size=page_size)
         prompts = [[*range(3, 40), 100 + i] for i in range(8)]
-        due = [expected(executor, prompt, 25) for prompt in prompts]
+        due = [expected(executor, prompt, 10) for prompt in prompts]
         num_whole = 0
 
         async def stream(number: int) -> None:
             nonlocal num_whole
             while True:
-                output = await llm.generate(prompts[number], SamplingParams(max_tokens=25))
+                output = await llm.generate(prompts[number], SamplingParams(max_tokens=10))
                 assert list(output.token_ids) == due[number]
                 num_whole += 1
 
@@ -264,7 +264,7 @@ def test_b056_one_of_eight_is_cancelled_and_sent_again_and_the_others_do_not_not
             for task in streams:
                 task.cancel()
             await asyncio.wait(streams)
-            assert all(task.cancelled() for task in streams) and num_whole >= 10
+            assert all(task.cancelled() for task in streams) and num_whole >= 20
             await assert_async_idle(llm)
 
     run(main())
