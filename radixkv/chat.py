@@ -9,7 +9,6 @@ from radixkv.errors import InvalidRequestError
 from radixkv.namespace import NO_SCOPE, Scope
 from radixkv.outputs import Output, PromptExplanation
 from radixkv.plain import shown
-from radixkv.plain import shown
 from radixkv.sampling import SamplingParams
 from radixkv.text import Tokenizer
 from radixkv.transcript import ChatPrompt, Message, Transcript
@@ -29,8 +28,6 @@ def open_transcript(
         raise InvalidRequestError(
             f"system must be text or None, got {shown(system)}: what was said before goes into messages="
         )
-    if system is not None and not isinstance(system, str):
-        raise InvalidRequestError(f"system must be text or None, got {shown(system)}: messages=[...] begins a chat")
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Iterable):
         raise InvalidRequestError(f"messages must be a list of messages, got {shown(messages)}")
     first = [] if system is None else [{"role": "system", "content": system}]

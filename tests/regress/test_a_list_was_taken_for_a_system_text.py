@@ -21,7 +21,7 @@ def test_a_chat_names_its_messages_argument_at_once(front: Any) -> None:
     config = EngineConfig(num_pages=8, page_size=4)
     llm = front.from_executor(executor, Tokenizer(wrapped), config=config)
     said = [{"role": "user", "content": "a"}]
-    with pytest.raises(InvalidRequestError, match=r"system must be text or None, got .*goes into messages="):
+    with pytest.raises(InvalidRequestError, match=r"system must be text or None, got .*messages="):
         llm.chat(said)
     assert llm.chat(messages=said).messages == said
     llm.close()
