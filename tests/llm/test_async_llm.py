@@ -235,7 +235,7 @@ def test_b064_a_queued_request_that_is_cancelled_never_prefills(page_size: int) 
 
 @pytest.mark.parametrize("page_size", [1, 4, 16, 64])
 def test_b056_one_of_eight_is_cancelled_and_sent_again_and_the_others_do_not_notice(page_size: int) -> None:
-    """Fault seen: with the abort sent to the id's neighbour, another stream ends early."""
+    """Fault seen: with the abort sent to the id's neighbour, what was cancelled goes on."""
 
     async def main() -> None:
         llm, executor = fake_async_llm(num_pages=8192 // page_size, page_size=page_size)
