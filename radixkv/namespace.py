@@ -20,6 +20,8 @@ class Scope:
 
 
 NO_SCOPE = Scope()
+_ADAPTER = "radixkv adapter"
+"""The last field but one of every namespace under an adapter, and of no other."""
 
 
 def namespace_of(
@@ -42,8 +44,31 @@ def namespace_of(
     return (model_revision, adapter, adapter_version, cache_salt)
 
 
+def under_adapter(namespace: Namespace, adapter: int) -> Namespace:
+    """``namespace`` with two fields more that say under which adapter (its index; 0: the base model, and
+    nothing is added). So whatever a caller puts into a namespace, what was computed under one adapter is never
+    found under another. Where the fields stand already they are not added again.
+
+    Raises ``InvalidRequestError`` where they name another adapter.
+    """
+    rest, named = _parted(namespace)
+    if named not in (None, adapter):
+        raise InvalidRequestError(
+            f"the namespace ends as that of adapter {named}, and the request is of adapter {adapter}"
+        )
+    return (*rest, _ADAPTER, adapter) if adapter else namespace
+
+
+def _parted(namespace: Namespace) -> tuple[Namespace, int | str | None]:
+    """The namespace without what ``under_adapter`` added, and which adapter that names."""
+    if len(namespace) >= 2 and namespace[-2] == _ADAPTER:
+        return namespace[:-2], namespace[-1]
+    return namespace, None
+
+
 def has_salt(namespace: Namespace, cache_salt: str | None) -> bool:
     """Whether ``namespace``, made by ``namespace_of``, is one of this salt; ``None`` is that of no salt."""
+    namespace, _ = _parted(namespace)
     if len(namespace) != 4:
         return not namespace and cache_salt is None
     return namespace[3] == cache_salt
@@ -51,6 +76,7 @@ def has_salt(namespace: Namespace, cache_salt: str | None) -> bool:
 
 def described(namespace: Namespace) -> str:
     """In words, without the salt, which may be a secret. Only those who gave the salt are to read it."""
+    namespace, _ = _parted(namespace)
     if len(namespace) != 4:
         return "the default one" if not namespace else f"one of {len(namespace)} fields"
     revision, adapter, version, salt = namespace

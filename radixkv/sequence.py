@@ -9,9 +9,10 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from radixkv.beam_params import BeamParams
-from radixkv.errors import InvalidRequestError
+from radixkv.errors import InvalidRequestError, MisuseError
 from radixkv.kv.eviction_policy import MAX_PRIORITY
 from radixkv.kv.page_table import PageTable
+from radixkv.namespace import under_adapter
 from radixkv.plain import plain_real, plain_whole, shown
 from radixkv.sampling import MAX_TOKEN_ID, SamplingParams, whole_within
 from radixkv.token_logprobs import TokenLogprobs
@@ -56,8 +57,8 @@ class Request:
     """Waiting longer than this for its first admission, it ends with ``timeout``, not computed; above 0.
     ``None``: what the engine's ``queue_timeout_s`` says."""
     adapter: int = 0
-    """Index of a LoRA adapter, as the executor gave it out; 0 is the base model. Above 0 the ``namespace``
-    must say so too, for its K and V are other ones (see ``namespace_of``)."""
+    """Index of a LoRA adapter, as the executor gave it out; 0 is the base model. Its K and V are other ones,
+    so above 0 it becomes a part of ``namespace`` (see ``under_adapter``)."""
     num_shared: int = 0
     """So many tokens at the prompt's beginning belong to another request of the same call, which counts them
     for ``hit_rate``; they are not counted again."""
@@ -73,10 +74,7 @@ class Request:
         self._keep("num_shared", whole_within("num_shared", self.num_shared, 0, len(ids)))
         self._keep("namespace", _namespace_of(self.namespace))
         self._keep("adapter", whole_within("adapter", self.adapter, 0, 2**31 - 1))
-        if self.adapter and not self.namespace:
-            raise InvalidRequestError(
-                f"adapter {self.adapter} needs a namespace of its own: the default one is the base model's"
-            )
+        self._keep("namespace", under_adapter(self.namespace, self.adapter))
         self._keep("priority", whole_within("priority", self.priority, -MAX_PRIORITY, MAX_PRIORITY))
         if self.queue_timeout_s is not None:
             timeout_s = plain_real(self.queue_timeout_s)
@@ -173,6 +171,13 @@ def token_ids_of(values: object) -> TokenIds:
     return array.astype(np.int32)  # a copy: the caller may write his own
 
 
+def _token_id_of(value: object) -> int:
+    whole = plain_whole(value)
+    if whole is None or not 0 <= whole <= MAX_TOKEN_ID:
+        raise MisuseError(f"a token id is a whole number in 0..{MAX_TOKEN_ID}, got {shown(value)}")
+    return whole
+
+
 def _is_plain(values: list[object] | tuple[object, ...]) -> bool:
     """Whether all are Python's own whole numbers of 31 bits; quicker than to look at each."""
     return set(map(type, values)) == {int} and 0 <= min(values) <= max(values) <= MAX_TOKEN_ID  # type: ignore
@@ -226,6 +231,8 @@ class Sequence:
     )  # fmt: skip
 
     def __init__(self, request: Request, page_size: int, arrival: float = 0.0, number: int = 0) -> None:
+        if not isinstance(request, Request):
+            raise InvalidRequestError(f"a sequence is of a Request, got {shown(request)}")
         self.request = request
         prompt = request.prompt_ids
         self._buffer = np.empty(max(16, len(prompt) + min(request.sampling.max_tokens, 64)), np.int32)
@@ -316,7 +323,9 @@ class Sequence:
         return other
 
     def append(self, token_id: int) -> None:
-        """Append one sampled token (not yet computed)."""
+        """Append one sampled token (not yet computed). Raises ``MisuseError`` for what is no token id."""
+        if type(token_id) is not int or not 0 <= token_id <= MAX_TOKEN_ID:
+            token_id = _token_id_of(token_id)
         if self.num_tokens == len(self._buffer):
             self._buffer = np.concatenate([self._buffer, np.empty_like(self._buffer)])
         self._buffer[self.num_tokens] = token_id

@@ -298,11 +298,11 @@ class KVCacheManager:
                 f"{verb} of a sequence of namespace {seq.namespace}, whose pages are of {hold.namespace}"
             )
         num_computed, num_committed = plain_whole(seq.num_computed), plain_whole(seq.num_committed_pages)
-        if num_computed is None or num_committed is None:
-            raise MisuseError(
-                f"num_computed and num_committed_pages must be whole numbers, got {shown(seq.num_computed)} "
-                f"and {shown(seq.num_committed_pages)}"
-            )
+        if num_computed is None:
+            raise MisuseError(f"num_computed must be a whole number, got {shown(seq.num_computed)}")
+        if num_committed is None:
+            wrong = shown(seq.num_committed_pages)
+            raise MisuseError(f"num_committed_pages must be a whole number, got {wrong}")
         committed = num_committed * self.page_size
         if num_computed < max(hold.num_computed, committed):
             raise MisuseError(

@@ -24,6 +24,14 @@ class NullTree:
         self.page_size = as_page_size(page_size)
         self.version = 0
         """Never changes."""
+        self._is_claimed = False
+
+    def claim(self) -> None:
+        """A manager begins to work with it. Raises ``MisuseError`` where one does already, for two would count
+        the same pages apart."""
+        if self._is_claimed:
+            raise MisuseError("a manager works with this tree already: two cannot share it")
+        self._is_claimed = True
 
     @property
     def num_pages(self) -> int:

@@ -3,6 +3,7 @@ beside the new one's pages: whoever scored that prompt later was given them."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from radixkv.config import EngineConfig
@@ -10,8 +11,9 @@ from radixkv.engine import Engine
 from radixkv.sampling import SamplingParams
 from radixkv.sequence import Request
 from radixkv.testing import FakeExecutor
+from radixkv.types import TokenIds
 
-PROMPT = list(range(1, 41))
+PROMPT: TokenIds = np.arange(1, 41, dtype=np.int32)
 
 
 class OtherScores(FakeExecutor):
@@ -52,13 +54,13 @@ def test_scores_of_before_an_update_are_found_by_nobody(
         engine.step()
     executor.update_weights(None)
     both = SamplingParams(max_tokens=1, n=2, temperature=1.0, seed=1)
-    engine.add(Request(request_id=2, prompt_ids=[7, 8], priority=5, sampling=both))
+    engine.add(Request(request_id=2, prompt_ids=PROMPT[6:8], priority=5, sampling=both))
     run(engine)
     assert engine.scheduler.stats()["num_priority_preemptions"] == 1
     engine.add(Request(request_id=3, prompt_ids=PROMPT, sampling=sampling))
     scores = run(engine)
     engine.add(Request(request_id=4, prompt_ids=PROMPT, sampling=sampling))
     scores.update(run(engine))
-    cold = [entry.logprob for entry in executor.expected_token_logprobs(PROMPT, 1, 0)]
+    cold = [entry.logprob for entry in executor.expected_token_logprobs(PROMPT.tolist(), 1, 0)]
     assert scores[3] == cold and scores[4] == cold
     assert engine.kv.stats()["num_logprobs_reused"] > 0  # those of the new weights are
