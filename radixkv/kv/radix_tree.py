@@ -525,15 +525,15 @@ class RadixTree:
             return self._serial[pages]
 
     def _make_room(self, pages: PageIds) -> None:
+        """For ids that are beyond those so far, or below 0, which they may not be."""
         need = int(pages.view(np.uint32).max(initial=0)) + 1
         if need > 2**31:
             raise MisuseError(f"page ids must be at least 0, got {int(pages.min())}")
-        if need > len(self._serial):
-            more = max(need, 2 * len(self._serial)) - len(self._serial)
-            self._serial = np.concatenate((self._serial, np.zeros(more, np.int64)))
-            self._order.make_room(len(self._serial))
-            self._mark = np.concatenate((self._mark, np.zeros(more, np.int32)))
-            self._node_of = np.concatenate((self._node_of, np.empty(more, np.object_)))
+        more = max(need, 2 * len(self._serial)) - len(self._serial)
+        self._serial = np.concatenate((self._serial, np.zeros(more, np.int64)))
+        self._order.make_room(len(self._serial))
+        self._mark = np.concatenate((self._mark, np.zeros(more, np.int32)))
+        self._node_of = np.concatenate((self._node_of, np.empty(more, np.object_)))
 
     def take(self, page: int) -> None:
         """Give a partial page to its only other holder, who will write on it. It leaves the tree."""

@@ -52,11 +52,9 @@ class Room:
         is taken at admission. Changes nothing."""
         if not self._reservation.is_adaptive:
             return 0
-        if len(self._to_come) < len(self.running):
-            for seq in self.running:
-                if seq not in self._to_come:
-                    self._to_come[seq] = num_pages = self._reservation.pages(seq)
-                    self._sum_to_come += num_pages
+        for seq in self.running[len(self._to_come) :]:  # the others are known already
+            self._to_come[seq] = num_pages = self._reservation.pages(seq)
+            self._sum_to_come += num_pages
         return self._sum_to_come - sum(self._to_come[seq] for seq in giving_way)
 
     def make_way(self, seq: Sequence) -> None:

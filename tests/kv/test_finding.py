@@ -12,7 +12,11 @@ from hypothesis import strategies as st
 from radixkv.errors import InternalError
 from radixkv.kv.eviction_memory import Anchor
 from radixkv.kv.finding import ChangeLog, Finding
+from radixkv.kv.manager import KVCacheManager
+from radixkv.kv.null_tree import NullTree
+from radixkv.kv.page_pool import PagePool
 from radixkv.kv.radix_tree import RadixTree
+from radixkv.sequence import Request
 from radixkv.types import TokenIds
 
 PAGE_SIZES = (1, 2, 4, 16)
@@ -122,3 +126,20 @@ def test_check_names_t6(wrong: dict[tuple[Anchor, bytes], int]) -> None:
 
 def test_a_finding_is_of_one_tree_version_at_least() -> None:
     assert RadixTree(4).still_finds(Finding(0, 0, 0, (), 0, b""))
+    tree = NullTree(4)
+    assert tree.still_finds(tree.find(np.arange(8, dtype=np.int32)))
+
+
+def test_where_prompts_are_scored_any_change_counts() -> None:
+    """What is scored beside the tree may have changed with it. Fault seen: ``still_finds`` asks the tree
+    whatever the request wants."""
+    tree = RadixTree(4)
+    kv = KVCacheManager(PagePool(8), tree)
+    plain, scored = (
+        Request(request_id=i, prompt_ids=np.full(8, 1, np.int32), logprob_start=s)
+        for i, s in enumerate((None, 2))
+    )
+    found = [kv.find(request) for request in (plain, scored)]
+    assert kv.still_finds(plain, found[0]) and kv.still_finds(scored, found[1])
+    tree.insert(np.full(4, 2, np.int32), kv.pool.allocate(1), 0, (0,))
+    assert kv.still_finds(plain, found[0]) and not kv.still_finds(scored, found[1])
