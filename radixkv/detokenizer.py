@@ -32,17 +32,20 @@ class Detokenizer:
         self._num_given = 0
         """Characters of the window's text that are out."""
         self._max_window = WINDOW_TOKENS
+        self.held = ""
+        """What the last token that is no byte left uncertain, as it would stand, were this the end."""
 
     def push(self, token_id: int) -> str:
         """The text that became certain by this token; often that of the token before."""
         if self._tokenizer.is_silent(token_id):
             return ""
         self._window.append(token_id)
-        if self._tokenizer.is_byte(token_id):
+        if self._tokenizer.byte_of(token_id) is not None:
             return ""
         text = self._tokenizer.decode_window(self._window)
         certain = len(text) - 1 if text.endswith(REPLACEMENT) else len(text)
         new = text[self._num_given : certain]
+        self.held = text[certain:]
         self._num_given = max(self._num_given, certain)
         if len(self._window) >= self._max_window:
             self._cut(text)
@@ -51,10 +54,14 @@ class Detokenizer:
     def end(self) -> str:
         """All that was held back, a broken character as what the tokenizer makes of it. A second call gives
         nothing."""
-        text = self._tokenizer.decode_window(self._window) if self._window else ""
-        new = text[self._num_given :]
-        self._num_given = len(text)
+        new = self.rest()
+        self._num_given += len(new)
         return new
+
+    def rest(self) -> str:
+        """What ``end`` would give. Changes nothing."""
+        text = self._tokenizer.decode_window(self._window) if self._window else ""
+        return text[self._num_given :]
 
     def _cut(self, text: str) -> None:
         """Forget the front of the window, whose text is ``text``, where what is left decodes to its end."""

@@ -88,7 +88,8 @@ class SamplingParams:
     """Nothing stops the request before it has this many output tokens: until then end tokens and
     ``stop_token_ids`` cannot be chosen, and stop strings are plain text. At most ``max_tokens``."""
     stop: tuple[str, ...] = ()
-    """Stop strings; one ``str`` is taken as one. The text ends before the one that is complete first."""
+    """Stop strings; one ``str`` is taken as one. The text ends before the one that is complete first.
+    Special tokens are no text: they belong into ``stop_token_ids``."""
     include_stop_str_in_output: bool = False
     """True: the text ends behind the stop string instead."""
     logprobs: int | None = None

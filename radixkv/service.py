@@ -89,6 +89,12 @@ class Service:
         try:
             if sampling.stop and self.tokenizer is None:
                 raise InvalidRequestError("stop strings need a tokenizer, and the model came without one")
+            for stop in sampling.stop:
+                if self.tokenizer is not None and stop in self.tokenizer.special_texts:
+                    raise InvalidRequestError(
+                        f"stop string {shown(stop)} is a special token, which the text leaves out: put its "
+                        "id into stop_token_ids"
+                    )
             ids = prompt_ids(prompt, self.tokenizer, self.spec.vocab_size)
             return self._fitting(
                 ids, sampling, request_id=request_id, beam=beam, scope=scope, urgency=urgency

@@ -21,6 +21,13 @@ class StopMatcher:
         self._held = ""
         self.found: str | None = None
 
+    def copy(self) -> StopMatcher:
+        """Another one that has come as far as this."""
+        twin = StopMatcher(())
+        twin._stops, twin._matched = self._stops, list(self._matched)
+        twin._held, twin.found = self._held, self.found
+        return twin
+
     def feed(self, text: str, *, armed: bool = True) -> str:
         """Text that is free to go. Once ``found`` is set nothing comes any more. While not ``armed``, a stop
         string that is completed is passed over as plain text."""

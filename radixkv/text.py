@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,8 @@ class Tokenizer:
     def __init__(self, backend: Any) -> None:
         self.backend = backend
         self._silent_ids: frozenset[int] | None = None
-        self._is_byte: dict[int, bool] = {}
+        self._special_texts: frozenset[str] | None = None
+        self._bytes: dict[int, int | None] = {}
         self._adds_blank: bool | None = None
 
     @property
@@ -50,20 +51,31 @@ class Tokenizer:
         marked = {int(token_id) for token_id, token in added.items() if token.special}
         return tuple(sorted(marked.union(map(int, self.backend.all_special_ids))))
 
+    @property
+    def special_texts(self) -> frozenset[str]:
+        """What the special tokens are called: text that ``decode`` leaves out."""
+        if self._special_texts is None:
+            added = getattr(self.backend, "added_tokens_decoder", {})
+            marked = {str(token.content) for token in added.values() if token.special}
+            self._special_texts = frozenset(
+                marked.union(map(str, getattr(self.backend, "all_special_tokens", ())))
+            )
+        return self._special_texts
+
     def is_silent(self, token_id: int) -> bool:
         """Whether ``decode`` leaves this id out: a special token."""
         if self._silent_ids is None:
             self._silent_ids = frozenset(self.special_token_ids)
         return token_id in self._silent_ids or token_id >= self.vocab_size
 
-    def is_byte(self, token_id: int) -> bool:
-        """Whether this id stands for one byte of a character that has no token (byte fallback)."""
-        known = self._is_byte.get(token_id)
-        if known is None:
+    def byte_of(self, token_id: int) -> int | None:
+        """The byte that this id stands for, one of a character that has no token (byte fallback); ``None``
+        where it is no such id."""
+        if token_id not in self._bytes:
             name = getattr(self.backend, "convert_ids_to_tokens", str)(token_id)
-            known = isinstance(name, str) and BYTE_TOKEN.fullmatch(name) is not None
-            self._is_byte[token_id] = known
-        return known
+            is_byte = isinstance(name, str) and BYTE_TOKEN.fullmatch(name) is not None
+            self._bytes[token_id] = int(name[3:5], 16) if is_byte else None
+        return self._bytes[token_id]
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> TokenIds:
         """``[num_tokens]`` int32; may be empty. Raises ``InvalidRequestError`` for what is no text: see
@@ -75,7 +87,9 @@ class Tokenizer:
     def decode(self, token_ids: Sequence[int] | TokenIds, *, skip_special_tokens: bool = True) -> str:
         """The text of these ids, exactly as the model wrote it: spaces are not tidied. An id that
         the tokenizer does not know (a model's padding) gives nothing. Raises ``InvalidRequestError`` for what
-        is no id."""
+        is no list of ids."""
+        if isinstance(token_ids, (str, bytes)) or not isinstance(token_ids, Iterable):
+            raise InvalidRequestError(f"token ids must be a list, got {shown(token_ids)}")
         ids = [
             whole_within(f"token id at position {position}", token_id, 0, MAX_TOKEN_ID)
             for position, token_id in enumerate(token_ids)
