@@ -15,6 +15,7 @@ from radixkv.answer import Answer
 from radixkv.errors import ConfigError, InvalidRequestError, PinBudgetExceeded
 from radixkv.namespace import NO_SCOPE, Scope
 from radixkv.outputs import PrefillInfo, Score
+from radixkv.plain import shown
 from radixkv.sampling import SamplingParams
 from radixkv.sequence import Request
 from radixkv.service import Service
@@ -26,6 +27,8 @@ Job: TypeAlias = Generator[Sequence[Request], Mapping[int, Answer], T]
 def prefill_job(service: Service, prefix: object, pin: bool, scope: Scope = NO_SCOPE) -> Job[PrefillInfo]:
     """Compute ``prefix``; hold it where ``pin``. Raises ``PinBudgetExceeded`` before any work where the
     budget could never allow it."""
+    if not isinstance(pin, bool):
+        raise InvalidRequestError(f"pin must be True or False, got {shown(pin)}")
     if pin and not service.config.prefix_cache:
         raise ConfigError("there is nothing to pin: the model was opened with prefix_cache=False")
     request = service.request(prefix, SamplingParams(max_tokens=0), "prefix", scope=scope)

@@ -41,7 +41,7 @@ class Output:
     logprobs: tuple[TokenLogprobs, ...] = ()
     """One for each of ``token_ids`` where ``SamplingParams.logprobs`` asks for them."""
     cumulative_logprob: float | None = None
-    """Their sum."""
+    """Their sum; also where ``best_of`` ranks samples by it."""
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     """Of the prompt, where ``SamplingParams.prompt_logprobs`` asks for them: from ``prompt_logprobs_start``,
     at least 1, on."""

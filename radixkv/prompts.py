@@ -66,14 +66,25 @@ def prompt_ids(
 
 
 def copied(prompt: T) -> T:
-    """A copy of a prompt, or of a list of them, for somebody who reads it later; other things as they are."""
+    """A copy of a prompt, or of a list of them, for somebody who reads it later; other things as they are.
+    Lists and tuples of any kind become plain ones."""
     result: Any = prompt
-    if isinstance(prompt, np.ndarray):
-        result = prompt.copy()
-    elif isinstance(prompt, (list, tuple)):
-        nested = len(prompt) > 0 and isinstance(prompt[0], (list, np.ndarray, tuple))
-        result = type(prompt)([copied(item) for item in prompt]) if nested else type(prompt)(prompt)
+    if isinstance(prompt, (list, tuple)):
+        nested = len(prompt) > 0 and isinstance(prompt[0], (str, list, np.ndarray, tuple))
+        items = [_copied_ids(item) for item in prompt] if nested else list(prompt)
+        result = items if isinstance(prompt, list) else tuple(items)
+    else:
+        result = _copied_ids(prompt)
     return cast(T, result)
+
+
+def _copied_ids(prompt: object) -> object:
+    """What is nested deeper is refused later, and not looked at here: it may contain itself."""
+    if isinstance(prompt, np.ndarray):
+        return prompt.copy()
+    if isinstance(prompt, list):
+        return list(prompt)
+    return tuple(prompt) if isinstance(prompt, tuple) else prompt
 
 
 def params_list(params: object, num_prompts: int, one: bool) -> list[SamplingParams]:

@@ -25,6 +25,8 @@ class SampleAnswer:
         self._logprobs: list[TokenLogprobs] = []
         self._pieces: list[str] = []
         self._stream = TextStream(tokenizer, sampling)
+        self._wants_logprobs = sampling.logprobs is not None
+        """``best_of`` has them computed, too."""
 
     def take(self, output: SequenceOutput) -> Delta:
         """What is new. Where a stop string is found in it, it is the last."""
@@ -32,7 +34,8 @@ class SampleAnswer:
         for token_id in output.new_token_ids:
             self._token_ids.append(token_id)
             pieces.append(self._stream.push(token_id))
-        self._logprobs += output.token_logprobs
+        logprobs = output.token_logprobs if self._wants_logprobs else ()
+        self._logprobs += logprobs
         self.usage = output.usage
         self.cumulative_logprob = output.cumulative_logprob
         self.finish_reason = output.finish_reason
@@ -41,7 +44,7 @@ class SampleAnswer:
         if self._stream.stopped_by is not None and self.finish_reason in (None, "length"):
             self.finish_reason = "stop"
         self._pieces += pieces
-        return self._delta("".join(pieces), output.new_token_ids, output.token_logprobs)
+        return self._delta("".join(pieces), output.new_token_ids, logprobs)
 
     def _delta(self, text: str, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...]) -> Delta:
         return Delta(
