@@ -17,18 +17,18 @@ from fuzz_run import run_seed
 NUM_PARTS = 8
 NUM_PROGRAMS = 2000
 AT_LEAST = {
-    "aborted": 30, "beam searches done": 22, "cached tokens": 611, "copies on write": 49,
+    "aborted": 30, "beam searches done": 15, "cached tokens": 350, "copies on write": 49,
     "ended by abort": 34, "ended by error": 12, "ended by length": 208, "ended by stop": 100,
-    "ended by timeout": 7, "entries of outputs": 132, "entries of prompts": 118, "evicted pages": 225,
-    "failed steps": 9, "flushed while at work": 18, "further turns": 21, "interrupts": 40,
-    "partial copies": 30, "pinned tokens": 143, "pins expired": 4, "pins refused": 10, "preemptions": 6,
+    "ended by timeout": 5, "entries of outputs": 90, "entries of prompts": 80, "evicted pages": 225,
+    "failed steps": 7, "flushed while at work": 11, "further turns": 21, "interrupts": 40,
+    "partial copies": 30, "pinned tokens": 35, "pins expired": 2, "pins refused": 10, "preemptions": 4,
     "queue full": 28, "refused": 32, "retracted": 33, "runs with events": 36, "runs without a cache": 6,
-    "scored": 57, "several samples done": 29, "step": 424, "steps with several adapters": 40,
-    "under an adapter": 29, "unpinned": 6,
+    "scored": 57, "several samples done": 17, "step": 424, "steps with several adapters": 13,
+    "under an adapter": 18, "unpinned": 4,
     **{f"runs with {policy}": 14 for policy in POLICIES},
     **{f"evictions by {policy}": 3 for policy in EVICTION_POLICIES},
 }  # fmt: skip
-"""For each of ``NUM_PARTS`` parts: about half of what was seen."""
+"""For each of ``NUM_PARTS`` parts: about half of what the poorest of them has."""
 
 
 def run_seeds(seeds: range) -> Counter[str]:
