@@ -45,6 +45,10 @@ class AsyncLLM:
     prompts are encoded, steps taken and texts made on the engine's own thread. Everything else that can be
     awaited here is done by that thread between two steps.
 
+    A call that is cancelled before the thread came to it never begins; one that needs no step and has begun
+    (``flush``, ``update_weights``) takes effect. What a function of the caller raises there, ``SystemExit``
+    included, is raised to him, and hurts nobody else.
+
     If the engine dies, whoever waits gets ``EngineDeadError`` with the cause; so does every later call. Close
     it with ``async with``, ``await aclose()``, or ``close()``: the thread ends, and whoever still waits gets
     ``EngineDeadError``. Dropping the last reference, or leaving Python, closes it too. In a forked child
