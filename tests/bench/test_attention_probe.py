@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from radixkv.bench import attention_probe
+from radixkv.errors import ConfigError
 from radixkv.executor.attention_timing import AttentionTiming, TimedStep
 
 SMALL = replace(attention_probe.SPEC, num_layers=2, num_query_heads=2, num_kv_heads=1, head_dim=8)
@@ -66,3 +67,9 @@ def test_the_products_are_those_of_the_step() -> None:
         (1, 512, 256), (1, 512, 8),
         (1, 88, 300), (1, 88, 8),
     ]  # fmt: skip
+
+
+def test_an_attention_that_nobody_has_is_refused() -> None:
+    timing = AttentionTiming(SMALL, num_pages=40, page_size=4, attention="none")
+    with pytest.raises(ConfigError, match="one of cpu, reference, got 'none'"):
+        timing.measure(TimedStep("", 0, ((6, 6),), False), 1)

@@ -84,3 +84,15 @@ def test_what_a_beam_group_says_of_itself() -> None:
     h.run()
     assert group.stats()["num_finished"] == 3
     h.assert_nothing_held()
+
+
+def test_when_all_is_given_up_a_search_ends_with_the_others() -> None:
+    h = Harness(num_pages=100, page_size=4)
+    search = h.add(random_ids(2, 20), 9, beam=BeamParams(width=3), ignore_eos=True)
+    other = h.add(random_ids(3, 20), 9)
+    h.step()
+    error = RuntimeError("no")
+    outputs = h.engine.scheduler.give_up(error)
+    assert {output.request_id for output in outputs} == {search, other}
+    assert all(output.finish_reason == "error" and output.error is error for output in outputs)
+    assert not h.engine.scheduler.has_work and h.engine.scheduler.running == []
