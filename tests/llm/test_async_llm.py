@@ -1,4 +1,7 @@
-"""AsyncLLM: deltas and whole outputs, many callers, cancelling, no polling, no thread left behind."""
+"""AsyncLLM: deltas and whole outputs, many callers, cancelling, no polling, no thread left behind.
+
+Long because every way to wait for an answer, and to stop waiting, stands side by side.
+"""
 
 from __future__ import annotations
 

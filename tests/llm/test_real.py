@@ -78,7 +78,7 @@ def test_the_store_is_sized_by_tokens_or_by_memory(monkeypatch: pytest.MonkeyPat
     ("settings", "message"),
     [
         ({"page_size": 3}, "page_size must be a power of two"),
-        ({"policy": "random"}, "policy must be one of fcfs, lpm"),
+        ({"policy": "roulette"}, "policy must be one of fcfs, lpm"),
         ({"max_running": 0}, "max_running must be at least 1"),
         ({"num_tokens": 0}, "num_tokens must be a whole number of at least 1 or None, got 0"),
         ({"num_tokens": True}, "num_tokens must be a whole number"),
