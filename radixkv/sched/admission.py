@@ -51,7 +51,7 @@ class Admission:
         clock: Callable[[], float],
     ) -> None:
         timeout_s = math.inf if config.queue_timeout_s is None else config.queue_timeout_s
-        self.queue = WaitingQueue(key_of(config.policy, config.policy_seed), timeout_s)
+        self.queue = WaitingQueue(key_of(config.policy, config.policy_seed), timeout_s, config.max_skips)
         self.reservation = Reservation(config.decode_reserve_tokens)
         self.max_running = min(config.max_running, config.max_batch_tokens)  # each computes a token per step
         self._config = config
@@ -215,7 +215,10 @@ class Admission:
         are expected to give. Beside nobody it may start whatever is expected of it."""
         if not giving_way and not (self.reservation.is_adaptive and room.running):
             return None
-        needed = self.reservation.pages(seq) + room.pages_to_come(giving_way)
+        if len(giving_way) == len(room.running):  # then it runs beside nobody
+            needed = self.reservation.pages_to_start(seq)
+        else:
+            needed = self.reservation.pages(seq) + room.pages_to_come(giving_way)
         if not giving_way and self._kv.has_available(needed):
             return None
         available = self._kv.num_available_without(giving_way)

@@ -59,6 +59,12 @@ class Reservation:
         for_itself = -(-(seq.num_tokens + tokens) // page_size) - seq.page_table.num_pages
         return max(for_itself, 0) + (seq.num_samples - 1) * -(-tokens // page_size)
 
+    def pages_to_start(self, seq: Sequence) -> int:
+        """Pages without which ``seq`` cannot start even alone: for the rest of its prompt, and for a constant
+        reserve."""
+        tokens = seq.num_tokens + (0 if self.is_adaptive else self.tokens(seq))
+        return max(-(-tokens // seq.page_table.page_size) - seq.page_table.num_pages, 0)
+
     def stepped(self) -> None:
         """A step went by."""
         self.ratio = max(self.ratio - DECAY_PER_STEP, MIN_RATIO)

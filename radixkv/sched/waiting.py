@@ -15,7 +15,8 @@ from radixkv.sequence import Sequence
 
 class WaitingQueue:
     """Q1: a sequence stands in it once. Q2: ``num_overtakers(seq)`` counts the different later arrivals that
-    have been admitted while ``seq`` was not finished, each once, however often it was preempted and resumed.
+    have been admitted so far, each once, however often it or ``seq`` was preempted and resumed, up to
+    ``max_skips``: more are not told apart, and so no more numbers than that are kept.
 
     Since an arrival later than ``b`` is later than every ``a`` before ``b``, the earliest waiting request is
     always the one that was overtaken most and that has waited longest: a bound that holds for it holds for
@@ -23,10 +24,11 @@ class WaitingQueue:
     Operations cost O(log n).
     """
 
-    def __init__(self, key: Key = by_arrival, timeout_s: float = math.inf) -> None:
+    def __init__(self, key: Key = by_arrival, timeout_s: float = math.inf, max_skips: int = 64) -> None:
         """``key``: the order of ``ordinary``. ``timeout_s``: how long a request that says nothing else waits
         for its first admission, in seconds."""
         self._timeout_s = timeout_s
+        self._max_skips = max_skips
         self._by_number: SortedDict[int, Sequence] = SortedDict()
         self._boosted: SortedDict[int, Sequence] = SortedDict()
         self._ordinary: SortedKeyList[Sequence, tuple[int, ...]] = SortedKeyList(key=key)
@@ -34,7 +36,7 @@ class WaitingQueue:
         self._deadlines: SortedList[tuple[float, int]] = SortedList()
         """Of those that were never admitted: clock time and number."""
         self._admitted: SortedList[int] = SortedList()
-        """Numbers of all admitted arrivals later than the earliest waiting one."""
+        """Numbers of the ``max_skips`` latest of all arrivals that were ever admitted."""
 
     def __len__(self) -> int:
         return len(self._by_number)
@@ -74,14 +76,14 @@ class WaitingQueue:
     def remove(self, seq: Sequence) -> None:
         """Take ``seq`` out without admitting it."""
         self._take_out(seq)
-        self._forget()
 
     def admit(self, seq: Sequence) -> None:
         """Take ``seq`` out and count it as an overtaker of all that came before it."""
         self._take_out(seq)
         if seq.num_preemptions == 0:  # otherwise it counts already
             self._admitted.add(seq.number)
-        self._forget()
+            if len(self._admitted) > self._max_skips:
+                del self._admitted[0]
 
     def clear(self) -> None:
         self._by_number.clear()
@@ -89,15 +91,6 @@ class WaitingQueue:
         self._ordinary.clear()
         self._deadlines.clear()
         self._admitted.clear()
-
-    def _forget(self) -> None:
-        """Drop admissions that overtook nobody who still waits."""
-        if not self._by_number:
-            self._admitted.clear()
-            return
-        earliest = self._by_number.peekitem(0)[0]
-        while self._admitted and self._admitted[0] < earliest:
-            del self._admitted[0]
 
     @property
     def earliest(self) -> Sequence:
@@ -129,6 +122,7 @@ class WaitingQueue:
             require((number in self._boosted) == is_boosted(seq), "Q1", f"{number} is boosted wrongly")
         require(self._boosted.keys() <= self._by_number.keys(), "Q1", "a boosted sequence does not wait")
         require(len(set(self._admitted)) == len(self._admitted), "Q2", "an overtaker counts twice")
+        require(len(self._admitted) <= self._max_skips, "Q2", len(self._admitted), "overtakers are kept")
         ordinary = sorted(number for number in self._by_number if number not in self._boosted)
         require(sorted(seq.number for seq in self._ordinary) == ordinary, "Q1", "not all are in order")
         due = sorted(
