@@ -80,8 +80,10 @@ class AdapterBook:
     def _let_go_of_retired(self) -> None:
         for adapter in list(self._retired):
             if self._engine.scheduler.num_users_of(adapter.index) == 0:
-                self._executor.unload_adapter(adapter.index)
+                if self._executor.has_adapter(adapter.index):
+                    self._executor.unload_adapter(adapter.index)
                 self._retired.remove(adapter)
+        self._engine.when_ended = self._let_go_of_retired if self._retired else None
 
     def check(self) -> None:
         """No index stands twice."""

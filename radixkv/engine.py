@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from radixkv.config import EngineConfig
-from radixkv.errors import ConfigError, EngineDeadError, InternalError, InvalidRequestError
+from radixkv.errors import ConfigError, EngineDeadError, InternalError, InvalidRequestError, MisuseError
 from radixkv.executor.base import AdapterExecutor, ModelExecutor, UpdatableExecutor
 from radixkv.interrupt import InterruptsHeld
 from radixkv.kv.events import MAX_EVENT_PAGES, Event
@@ -18,9 +18,10 @@ from radixkv.kv.manager import FlushReport, KVCacheManager
 from radixkv.kv.null_tree import NullTree
 from radixkv.kv.page_pool import PagePool
 from radixkv.kv.radix_tree import RadixTree
-from radixkv.plain import shown
+from radixkv.plain import plain_whole, shown
 from radixkv.sched.batch import Batch, SequenceOutput, StepResult
 from radixkv.sched.scheduler import Scheduler
+from radixkv.sched.steady_clock import steady
 from radixkv.sequence import Request
 
 
@@ -44,7 +45,10 @@ class Engine:
         self.num_failed_steps = 0
         self.execute_s = 0.0
         """Wall time inside ``execute``, seconds."""
+        self.when_ended: Callable[[], None] | None = None
+        """Called after whatever may have ended requests; must not raise."""
         self._cause: BaseException | None = None
+        self._is_stepping = False
         self._undelivered: list[SequenceOutput] = []
         self._updatable = executor if isinstance(executor, UpdatableExecutor) else None
         self._weights_version = self._weights_version_now
@@ -67,6 +71,7 @@ class Engine:
             raise ConfigError(
                 f"num_pages is {config.num_pages}, the executor's store has {executor.num_pages}"
             )
+        clock = steady(clock)
         tree = (
             RadixTree(config.page_size, config.eviction_policy)
             if config.prefix_cache
@@ -105,15 +110,24 @@ class Engine:
     def abort(self, request_id: int) -> tuple[SequenceOutput, ...]:
         """End a request, whatever its state. The final output of each of its samples that had not ended is
         returned here, and not by ``step``; nothing where the id is not in use (any more). Called from inside
-        ``execute`` it takes effect, and delivers the outputs, at the end of the step."""
+        ``execute`` it takes effect, and delivers the outputs, at the end of the step. Raises
+        ``InvalidRequestError`` for what is no whole number."""
         self._raise_if_dead()
-        return self.scheduler.abort(request_id)
+        outputs = self.scheduler.abort(_whole("request_id", request_id))
+        self._tell_ended()
+        return outputs
 
     def finish(self, request_id: int, sample_index: int = 0) -> SequenceOutput | None:
         """End one sample of a request, because its text is complete: like ``abort``, but it ends as ``stop``.
         What it computed stays in the tree, under the ids that were really sampled."""
         self._raise_if_dead()
-        return self.scheduler.finish(request_id, sample_index)
+        output = self.scheduler.finish(_whole("request_id", request_id), _whole("sample_index", sample_index))
+        self._tell_ended()
+        return output
+
+    def _tell_ended(self) -> None:
+        if self.when_ended is not None:
+            self.when_ended()
 
     def new_epoch(self) -> FlushReport:
         """The weights are others from now on: nothing that was computed before is found again, nor is
@@ -153,8 +167,19 @@ class Engine:
 
     def step(self) -> list[SequenceOutput]:
         """One step: everything new about the sequences that took part. Raises ``EngineDeadError`` if the
-        engine was dead before; a step that kills it still returns the final outputs of all requests."""
+        engine was dead before; a step that kills it still returns the final outputs of all requests. Raises
+        ``MisuseError`` inside ``execute``, whose step is not over."""
         self._raise_if_dead()
+        if self._is_stepping:
+            raise MisuseError("step was called inside execute: one step at a time")
+        self._is_stepping = True
+        try:
+            return self._step_and_deliver()
+        finally:
+            self._is_stepping = False
+            self._tell_ended()
+
+    def _step_and_deliver(self) -> list[SequenceOutput]:
         self._undelivered, outputs = [], self._undelivered
         try:
             with InterruptsHeld() as interrupts:
@@ -239,6 +264,13 @@ class Engine:
         """Every invariant of scheduler and ledger. Raises ``InternalError``; costs O(pages)."""
         self.scheduler.check()
         self.kv.check(self.scheduler.running)
+
+
+def _whole(name: str, value: object) -> int:
+    whole = plain_whole(value)
+    if whole is None:
+        raise InvalidRequestError(f"{name} must be a whole number, got {shown(value)}")
+    return whole
 
 
 def _refuse_misfit(batch: Batch, result: StepResult, vocab_size: int) -> None:

@@ -23,6 +23,7 @@ from radixkv.sched.live_request import LiveRequest
 from radixkv.sched.logprob_results import sampled_entries, take_prompt_scores
 from radixkv.sched.running import Running
 from radixkv.sched.sequence_outputs import beam_outputs, last_outputs, output_of
+from radixkv.sched.steady_clock import steady
 from radixkv.sched.stopping import reason_to_stop
 from radixkv.sequence import FinishReason, Request, Sequence, Status
 from radixkv.token_logprobs import TokenLogprobs
@@ -62,7 +63,7 @@ class Scheduler:
         self.spec = spec
         self.kv = kv
         self.counters = Counters()
-        self._clock = clock
+        self._clock = clock = steady(clock)
         self._latencies = Latencies()
         self._admission = Admission(config, kv, self.counters, self._latencies, clock)
         self._queue = self._admission.queue
