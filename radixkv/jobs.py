@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TypeAlias, TypeVar
 
 from radixkv.answer import Answer
-from radixkv.errors import ConfigError, InvalidRequestError, PinBudgetExceeded
+from radixkv.errors import ConfigError, InvalidRequestError, MisuseError, PinBudgetExceeded
 from radixkv.namespace import NO_SCOPE, Scope
 from radixkv.outputs import PrefillInfo, Score
 from radixkv.plain import shown
@@ -21,12 +21,16 @@ from radixkv.sequence import Request
 from radixkv.service import Service
 
 T = TypeVar("T")
+_MAX_TRIES = 3
 Job: TypeAlias = Generator[Sequence[Request], Mapping[int, Answer], T]
 
 
 def prefill_job(service: Service, prefix: object, pin: bool, scope: Scope = NO_SCOPE) -> Job[PrefillInfo]:
-    """Compute ``prefix``; hold it where ``pin``. Raises ``PinBudgetExceeded`` before any work where the
-    budget could never allow it."""
+    """Compute ``prefix``; hold it where ``pin``. What a flush or new weights made the cache forget meanwhile
+    is computed again, so that a pin holds the whole prefix.
+
+    Raises ``PinBudgetExceeded`` before any work where the budget could never allow it, and ``MisuseError``
+    where the prefix was forgotten ``_MAX_TRIES`` times."""
     if not isinstance(pin, bool):
         raise InvalidRequestError(f"pin must be True or False, got {shown(pin)}")
     if pin and not service.config.prefix_cache:
@@ -35,10 +39,21 @@ def prefill_job(service: Service, prefix: object, pin: bool, scope: Scope = NO_S
     num_pages = -(-len(request.prompt_ids) // service.config.page_size)
     if pin and num_pages > service.config.max_pinned_pages:
         raise PinBudgetExceeded(num_pages, service.config.max_pinned_pages)
-    answers = yield [request]
-    usage = answers[request.request_id].usage
-    held = service.engine.kv.pin(request.prompt_ids, request.namespace) if pin else None
-    return PrefillInfo(usage.prompt_tokens, usage.cached_tokens, held)
+    for _ in range(_MAX_TRIES):
+        answers = yield [request]
+        usage = answers[request.request_id].usage
+        if not pin:
+            return PrefillInfo(usage.prompt_tokens, usage.cached_tokens, None)
+        service.engine.follow_weights()
+        held = service.engine.kv.pin(request.prompt_ids, request.namespace)
+        if held.num_tokens == len(request.prompt_ids):
+            return PrefillInfo(usage.prompt_tokens, usage.cached_tokens, held)
+        service.unpin(held)
+        request = service.request(request.prompt_ids, request.sampling, "prefix", scope=scope)
+    raise MisuseError(
+        f"the prefix was forgotten {_MAX_TRIES} times before it could be pinned: do not flush, nor "
+        "update the weights, all the while"
+    )
 
 
 def score_job(

@@ -46,8 +46,8 @@ def namespace_of(
 
 def under_adapter(namespace: Namespace, adapter: int) -> Namespace:
     """``namespace`` with two fields more that say under which adapter (its index; 0: the base model, and
-    nothing is added). So whatever a caller puts into a namespace, what was computed under one adapter is never
-    found under another. Where the fields stand already they are not added again.
+    nothing is added). So whatever a caller puts into a namespace, what was computed under one adapter is
+    never found under another. Where the fields stand already they are not added again.
 
     Raises ``InvalidRequestError`` where they name another adapter.
     """
@@ -69,6 +69,8 @@ def _parted(namespace: Namespace) -> tuple[Namespace, int | str | None]:
 def has_salt(namespace: Namespace, cache_salt: str | None) -> bool:
     """Whether ``namespace``, made by ``namespace_of``, is one of this salt; ``None`` is that of no salt."""
     namespace, _ = _parted(namespace)
+    if isinstance(cache_salt, str):
+        cache_salt = str.__str__(cache_salt)  # of a kind that may compare as it likes
     if len(namespace) != 4:
         return not namespace and cache_salt is None
     return namespace[3] == cache_salt

@@ -198,17 +198,19 @@ def _refuse_unless_whole(values: list[object] | tuple[object, ...]) -> None:
 
 
 def _namespace_of(fields: object) -> Namespace:
-    """The fields as they are, numbers as Python's own, or ``InvalidRequestError``. No truth values: ``True``
-    would be the same namespace as ``1``."""
+    """The fields as they are, text and numbers as Python's own, or ``InvalidRequestError``. No truth values:
+    ``True`` would be the same namespace as ``1``."""
     if not isinstance(fields, tuple):
         raise InvalidRequestError(f"namespace must be a tuple, got {shown(fields)}")
     return tuple(
-        field if field is None or isinstance(field, str) else _whole_field(field, position)
+        field if field is None or type(field) is str else _plain_field(field, position)
         for position, field in enumerate(fields)
     )
 
 
-def _whole_field(field: object, position: int) -> int:
+def _plain_field(field: object, position: int) -> int | str:
+    if isinstance(field, str):  # of a kind that may compare as it likes
+        return str.__str__(field)
     if plain_whole(field) is None:
         raise InvalidRequestError(
             f"a namespace is of text, whole numbers and None, got {shown(field)} at position {position}"

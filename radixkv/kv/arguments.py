@@ -51,13 +51,16 @@ def as_timeout_s(value: object) -> float | None:
 
 
 def as_namespace(value: object) -> Namespace:
-    """Raises ``InvalidRequestError`` unless ``value`` is a tuple of text, whole numbers and ``None``."""
+    """A tuple of Python's own text, whole numbers and ``None``, or ``InvalidRequestError``."""
     if not isinstance(value, tuple):
         raise InvalidRequestError(f"a namespace is a tuple, got {shown(value)}")
     for field in value:
         if field is not None and not isinstance(field, str) and plain_whole(field) is None:
             raise InvalidRequestError(f"a namespace is of text, whole numbers and None, got {shown(field)}")
-    return value
+    return tuple(
+        field if field is None else str.__str__(field) if isinstance(field, str) else plain_whole(field)
+        for field in value
+    )
 
 
 def as_token_ids(values: object) -> TokenIds:
