@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
@@ -12,6 +14,7 @@ import torch
 
 from radixkv.errors import ModelLoadError, UnsupportedModelError
 from radixkv.executor.adapter_shelf import LoraPair
+from radixkv.plain import plain_real, plain_whole, shown
 
 _PREFIX = "base_model.model."
 _WEIGHT_FILES = ("adapter_model.safetensors", "adapter_model.bin")
@@ -57,11 +60,13 @@ def read_lora(path: str | os.PathLike[str], shapes: Mapping[str, tuple[int, int]
         weights = load_peft_weights(str(folder), device="cpu")
     except Exception as error:  # whatever a damaged file makes of peft and safetensors
         raise ModelLoadError(f"{folder} holds no readable adapter: {error}") from error
+    _refuse_unknown(folder, config)
     if not isinstance(config, LoraConfig):
         raise UnsupportedModelError(
             f"{folder}: an adapter of type {config.peft_type}, only LoRA is supported"
         )
     _refuse_by_name(folder, config)
+    _refuse_odd_values(folder, config)
     return _pairs(folder, config, weights, shapes)
 
 
@@ -79,6 +84,34 @@ def _refuse_by_name(folder: Path, config: Any) -> None:
         raise UnsupportedModelError(f"{folder}: not supported in an adapter: {', '.join(unusual)}")
 
 
+def _refuse_unknown(folder: Path, config: Any) -> None:
+    """peft drops, with a warning, what it does not know: a newer kind of adapter would pass for plain."""
+    try:
+        given = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelLoadError(f"{folder} holds no readable adapter: {error}") from error
+    known = {field.name for field in fields(config)}
+    unknown = [f"{name}={shown(value)}" for name, value in given.items() if name not in known and value]
+    if unknown:
+        raise UnsupportedModelError(
+            f"{folder}: not supported in an adapter, and not known to this peft: {', '.join(unknown)}"
+        )
+
+
+def _refuse_odd_values(folder: Path, config: Any) -> None:
+    """peft takes any value for any field."""
+    rank, alpha, pattern = plain_whole(config.r), plain_real(config.lora_alpha), config.rank_pattern
+    allowed = {
+        "r must be a whole number of at least 1": rank is not None and rank >= 1,
+        "lora_alpha must be a finite number": alpha is not None and math.isfinite(alpha),
+        "use_rslora must be true or false": isinstance(config.use_rslora, bool),
+        "rank_pattern must be a table": pattern is None or isinstance(pattern, dict),
+    }
+    wrong = [what for what, holds in allowed.items() if not holds]
+    if wrong:
+        raise ModelLoadError(f"{folder}: damaged adapter_config.json: {', '.join(wrong)}")
+
+
 def _pairs(
     folder: Path, config: Any, weights: Mapping[str, torch.Tensor], shapes: Mapping[str, tuple[int, int]]
 ) -> dict[str, LoraPair]:
@@ -92,7 +125,14 @@ def _pairs(
         name, _, half = key.removeprefix(_PREFIX).rpartition(".lora_")
         if half not in ("A.weight", "B.weight") or name not in shapes:
             raise UnsupportedModelError(f"{folder}: {key} fits no linear layer of the model")
-        halves.setdefault(name, {})[half[0]] = weight
+        both = halves.setdefault(name, {})
+        if half[0] in both:
+            raise UnsupportedModelError(f"{folder}: {name} has two weights lora_{half[0]}, one is {key}")
+        if weight.dim() != 2 or not weight.is_floating_point():
+            raise UnsupportedModelError(
+                f"{folder}: {key} must be a matrix of floats, got {weight.dtype} of {tuple(weight.shape)}"
+            )
+        both[half[0]] = weight
     if not halves:
         raise UnsupportedModelError(f"{folder}: the adapter has no weights")
     pairs = {}
@@ -101,7 +141,7 @@ def _pairs(
             raise UnsupportedModelError(f"{folder}: {name} has only one half, lora_{next(iter(both))}")
         a, b = both["A"], both["B"]
         rank, (out_features, in_features) = a.shape[0], shapes[name]
-        if a.shape != (rank, in_features) or b.shape != (out_features, rank):
+        if rank == 0 or a.shape != (rank, in_features) or b.shape != (out_features, rank):
             raise UnsupportedModelError(
                 f"{folder}: {name} has an adapter of {tuple(a.shape)} and {tuple(b.shape)}, the layer goes "
                 f"from {in_features} to {out_features} features"
