@@ -34,7 +34,7 @@ class EngineConfig:
     """Tokens computed in one step, prompt chunks and decodes together."""
     decode_reserve_tokens: int | None = None
     """Room for its output that a request must find at admission (less where its max_tokens is less).
-    ``None``: a share of max_tokens, re-estimated all the time, which must be there for those that run, too."""
+    ``None``: a share of max_tokens, re-estimated all the time, that must be there for those that run, too."""
     policy: PolicyName = "lpm"
     """Order of the waiting queue. ``fcfs``: first come, first served. ``lpm``: longest cached prefix first.
     ``dfs-weight``: the cached prefixes depth first, the one that more requests wait for before the others.

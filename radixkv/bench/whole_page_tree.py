@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from radixkv.kv.match import Match
 from radixkv.kv.radix_tree import RadixTree
 from radixkv.types import Namespace, TokenIds
@@ -26,4 +24,4 @@ class WholePageTree(RadixTree):
 
     def _whole(self, match: Match) -> Match:
         num_tokens = len(match.page_ids) * self.page_size
-        return replace(match, partial_page=None, partial_tokens=0, num_tokens=num_tokens)
+        return match._replace(partial_page=None, partial_tokens=0, num_tokens=num_tokens)

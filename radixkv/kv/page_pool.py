@@ -62,8 +62,8 @@ class PagePool:
         self._ref_count.flags.writeable = False
 
     def claim(self) -> None:
-        """A manager begins to work with it. Raises ``MisuseError`` where one does already, for two would count
-        the same pages apart."""
+        """A manager begins to work with it. Raises ``MisuseError`` where one does already, for two would
+        count the same pages apart."""
         if self._is_claimed:
             raise MisuseError("a manager works with this pool already: two cannot share it")
         self._is_claimed = True

@@ -143,8 +143,8 @@ class RadixTree:
         self._node_of: NDArray[np.object_] = np.empty(0, np.object_)
 
     def claim(self) -> None:
-        """A manager begins to work with it. Raises ``MisuseError`` where one does already, for two would count
-        the same pages apart."""
+        """A manager begins to work with it. Raises ``MisuseError`` where one does already, for two would
+        count the same pages apart."""
         if self._is_claimed:
             raise MisuseError("a manager works with this tree already: two cannot share it")
         self._is_claimed = True

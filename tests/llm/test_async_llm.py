@@ -185,10 +185,13 @@ async def raise_inside(llm: AsyncLLM) -> None:
 
 
 async def run_out_of_time(llm: AsyncLLM) -> None:
-    with pytest.raises(TimeoutError):
+    async def consume() -> None:
         async with asyncio.timeout(None) as limit:
             async for _ in llm.generate([3, 4], LONG):
                 limit.reschedule(0)
+
+    with pytest.raises(TimeoutError):
+        await consume()
 
 
 @pytest.mark.parametrize("leave", [leave_the_loop, close_it, raise_inside, run_out_of_time])
