@@ -136,7 +136,7 @@ def test_a_call_of_several_requests_feeds_them_into_a_short_queue_beside_others(
             beams = await llm.beam_search([[i] for i in range(1, 9)], beam_width=2, max_tokens=2)
             assert isinstance(beams, list) and len(beams) == 8
             cancelled = asyncio.create_task(llm.score([3, 5], [[i] for i in range(1, 21)]))
-            while not (await llm.stats())["front"]["num_live"]:
+            while not (cancelled.done() or (await llm.stats())["front"]["num_live"]):
                 await asyncio.sleep(0)
             cancelled.cancel()
             with contextlib.suppress(asyncio.CancelledError):
