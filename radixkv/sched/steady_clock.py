@@ -10,20 +10,25 @@ _STEADY: tuple[Callable[[], float], ...] = (time.monotonic, time.perf_counter)
 
 
 class SteadyClock:
-    """Seconds. While the clock below has gone back, or says NaN or infinity, no time passes: whoever came
-    first has waited longest, and a waiting time is never negative."""
+    """Seconds. Where the clock below goes back, this one goes on from where it was; where it says NaN or
+    infinity, no time passes. So whoever came first has waited longest, and no waiting time is negative."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._last: float | None = None
+        self._ahead = 0.0
+        """Of the clock below, seconds."""
 
     def __call__(self) -> float:
         now = self._clock()
-        if math.isfinite(now) and (self._last is None or now > self._last):
-            self._last = now
-        elif self._last is None:
-            self._last = 0.0
-        return self._last
+        if not math.isfinite(now):
+            return 0.0 if self._last is None else self._last
+        now += self._ahead
+        if self._last is not None and now < self._last:
+            self._ahead += self._last - now
+            now = self._last
+        self._last = now
+        return now
 
 
 def steady(clock: Callable[[], float]) -> Callable[[], float]:
