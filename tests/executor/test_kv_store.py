@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import resource
+
 import psutil
 import pytest
 import torch
@@ -150,8 +152,10 @@ def test_a_store_that_nobody_writes_takes_no_memory() -> None:
 
 
 def test_prefault_takes_the_memory_now() -> None:
+    """Counted in page faults: what other tests have freed may be part of the store, resident already."""
     store = KVStore(SPEC, num_pages=50_000, page_size=16, dtype=torch.float32)
-    resident = psutil.Process().memory_info().rss
+    assert store.data.numel() * 4 > 250 * 2**20
     store.prefault()
-    assert psutil.Process().memory_info().rss - resident > 0.9 * 4 * store.data.numel()
-    assert not store.data.any()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    store.data.add_(1.0)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < 50

@@ -118,6 +118,8 @@ def namespace_fields_are_joined(patch: Patch) -> None:
 
 def adapters_share_a_namespace(patch: Patch) -> None:
     def namespace_of(self: KVCacheManager, namespace: Namespace) -> Namespace:
+        if "radixkv adapter" in namespace:  # what a request's adapter adds, with its index
+            namespace = namespace[:-2]
         return (*(field for field in namespace if not str(field).startswith("adapter")), self.epoch)
 
     patch.setattr(KVCacheManager, "_namespace", namespace_of)
