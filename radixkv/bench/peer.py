@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,11 +49,10 @@ class TransformersPeer:
                 do_sample=False, max_new_tokens=workload.max_tokens, eos_token_id=-1, pad_token_id=0
             ),
             continuous_batching_config=ContinuousBatchingConfig(
-                page_size=self.PAGE_SIZE,
+                **_named_by_version(ContinuousBatchingConfig, self.PAGE_SIZE),
                 num_blocks=per_request * len(prompts),
                 max_batch_tokens=self._max_batch_tokens,
                 max_requests_per_batch=self._max_requests,
-                auto_switch_to_flash=False,
                 seed=0,
             ),
             record_timestamps=True,
@@ -71,3 +71,12 @@ class TransformersPeer:
             finished_s=finished,
             wall_s=max(finished),
         )
+
+
+def _named_by_version(config: Any, page_size: int) -> dict[str, Any]:
+    """Settings whose names depend on transformers' version: older ones call a page a block, and never change
+    the attention by themselves."""
+    known = inspect.signature(config).parameters
+    if "page_size" not in known:
+        return {"block_size": page_size}
+    return {"page_size": page_size, "auto_switch_to_flash": False}

@@ -41,6 +41,7 @@ def peft_logits(folder: Path | None, family: str, token_ids: list[int]) -> torch
     import peft
 
     model: Any = tiny_model(family).model
+    model.set_attn_implementation("eager")  # sdpa of older transformers leaves soft caps out
     if folder is not None:
         model = peft.PeftModel.from_pretrained(model, str(folder)).eval()
     with torch.inference_mode():
