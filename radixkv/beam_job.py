@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from radixkv.beam_params import BeamParams
 from radixkv.jobs import Job
@@ -35,14 +36,14 @@ def beam_settings(
 
 def beam_job(
     service: Service,
-    prompts: object,
+    prompts: Any,
     params: BeamParams,
     sampling: SamplingParams,
     scope: Scope = NO_SCOPE,
 ) -> Job[list[BeamOutput]]:
     """The results in the order of ``prompts``, of which there is one or a list. Bad input raises before any
     work."""
-    items = [prompts] if is_one_prompt(prompts) else list(prompts)  # type: ignore[call-overload]
+    items = [prompts] if is_one_prompt(prompts) else list(prompts)
     named = len(items) != 1 or items[0] is not prompts
     requests: list[Request] = [
         service.request(item, sampling, "prompt", index if named else None, beam=params, scope=scope)

@@ -180,7 +180,7 @@ def _token_id_of(value: object) -> int:
 
 def _is_plain(values: list[object] | tuple[object, ...]) -> bool:
     """Whether all are Python's own whole numbers of 31 bits; quicker than to look at each."""
-    return set(map(type, values)) == {int} and 0 <= min(values) <= max(values) <= MAX_TOKEN_ID  # type: ignore
+    return set(map(type, values)) == {int} and 0 <= min(values) <= max(values) <= MAX_TOKEN_ID  # type: ignore[type-var, operator]
 
 
 def _refuse_unless_whole(values: list[object] | tuple[object, ...]) -> None:
